@@ -97,7 +97,8 @@ class Ways:
         for value in dict.fromkeys(values):
             numbers = [at for at, one in enumerate(values) if one == value]
             rows = np.flatnonzero(np.isin(self.of_row, numbers))
-            problems, facts = (tuple(of[at] for at in numbers) for of in (self.problems, self.facts))
+            problems = tuple(self.problems[at] for at in numbers)
+            facts = tuple(self.facts[at] for at in numbers)
             of_row = np.searchsorted(numbers, self.of_row[rows])
             yield rows, Ways(problems=problems, facts=facts, of_row=of_row)
 

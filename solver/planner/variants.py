@@ -324,6 +324,7 @@ def with_baseline(problem: Problem, profile: Profile, answer: Answer) -> Answer:
 def scores_s(
     problem: Problem, profile: Profile, priced: Sequence[tuple[Configuration, Prediction]]
 ) -> list[float]:
+    """Return what a problem ranks some configurations by, s."""
     if is_plain(problem):
         return [prediction.step_time_s for _, prediction in priced]
     if problem.options.objective == "robust":

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from meshwright.profiles.library import find_model
-from meshwright.profiles.profile import default_profile
+from meshwright.profiles.profile import Profile, default_profile
 from meshwright.profiles.switches import EVERY_SWITCH
 from meshwright.solver.configuration import Columns, FloatArray
 from meshwright.solver.cost.price import price, price_memory, price_unsharded
@@ -44,8 +44,8 @@ def drawn(name: str, launcher: str, *allow: str) -> tuple[Problem, Columns, Ways
 def arrays(prices: RowPrices) -> dict[str, FloatArray]:
     """The prices by name; of a breakdown, which is not shared, nothing."""
     names = [one.name for one in fields(prices) if not one.name.endswith(("breakdown_s", "moments"))]
-    found = {name: getattr(prices, name) for name in names}
-    return found | found.pop("prediction")
+    found: dict[str, FloatArray] = {name: getattr(prices, name) for name in names if name != "prediction"}
+    return found | prices.prediction
 
 
 @pytest.mark.parametrize("pricing", PRICINGS)
@@ -69,9 +69,11 @@ def test_the_ways_that_a_search_tries_by_default_are_priced_in_one_call(name: st
     problem, columns, ways = drawn(name, "megatron-lm")
     calls = list[int]()
 
-    def counted(*args: object, ways: Ways | None = None) -> RowPrices:
+    def counted(
+        problem: Problem, columns: Columns, profile: Profile, *, ways: Ways | None = None
+    ) -> RowPrices:
         calls.append(1 if ways is None else len(ways.problems))
-        return price_memory(*args, ways=ways)
+        return price_memory(problem, columns, profile, ways=ways)
 
     priced_together(counted, ways, columns, default_profile(problem.cluster, "megatron-lm"))
     assert calls == [len(ways.problems)]

@@ -79,12 +79,13 @@ def begun_and_killed(folder: Path, line: list[str], environment: Mapping[str, st
 
 
 def _said_after_s(folder: Path) -> float | None:
-    """Seconds from the start of the run that goes on until its last line; none before it has said anything."""
+    """Seconds from the start of the run that goes on until its last line; none before the first."""
     running = state(folder)["running"]
     log = folder / "tuning" / running["plan_id"] / LOG_FILE if running else None
     if log is None or not log.exists() or not log.stat().st_size:
         return None
-    return log.stat().st_mtime - float(running["at_s"])
+    begun_s, last_s = float(running["at_s"]), float(log.stat().st_mtime)
+    return last_s - begun_s
 
 
 def test_torchtitan_out_of_memory_is_told_and_a_hung_run_leaves_no_rank_behind(tmp_path: Path) -> None:
