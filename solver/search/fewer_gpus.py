@@ -80,7 +80,7 @@ def at_most_all(
         numbers = [n for n in fewer_gpus(problem, each_s / known.last_s) if n not in searched]
         counted = True
         few = usual or problem.model.moe is None  # passes; all those of experts are sooner searched
-        if numbers and known.last_s < inf and few:
+        if numbers and has_rows and few:
             passes = least_passes(problem, profile, ways, wide=not usual)
             least_s = passes.step_s if len(passes.sizes) else None
             each_s = max(each_s, passes.least_gpu_s)
