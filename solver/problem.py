@@ -66,9 +66,10 @@ Certify = Literal["none", "cp-sat", "cp-sat-all"]
 DERIVED_VARIABLES = ("num_gpus", "global_batch_size")
 
 STANDALONE_STAGES = "standalone_stages"  # of the embedding, and of the head with the loss
+CONTEXT_MODE = "context_parallel_mode"  # in two levels: heads among neighbours, a ring of the others
 WEIGHT_SHARDS = "weight_shards"  # of dense weights and of experts, over data-parallel ranks
 ALLOWED = (
-    "offload", "fp8", STANDALONE_STAGES, "context_parallel_mode", WEIGHT_SHARDS, *OPTIMIZERS, EVERY_SWITCH,
+    "offload", "fp8", STANDALONE_STAGES, CONTEXT_MODE, WEIGHT_SHARDS, *OPTIMIZERS, EVERY_SWITCH,
     NO_SWITCH,
     *(name for name, one in switches().items() if one.beside in ("", name)),
 )  # fmt: skip

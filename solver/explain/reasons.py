@@ -14,12 +14,11 @@ from meshwright.profiles.units import GIB
 from meshwright.solver.answer import Limit, Loss, Plan, Why
 from meshwright.solver.check import violations_of_all
 from meshwright.solver.clock import Watch, look
-from meshwright.solver.configuration import Configuration, predicts_alone
+from meshwright.solver.configuration import Configuration
 from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.explain.alternatives import (
     Alternative,
     alternatives_of,
-    splits_with_ends_alone,
 )
 from meshwright.solver.explain.waterfall import NO_LOSS, waterfalls
 from meshwright.solver.problem import Problem
@@ -368,46 +367,3 @@ def _limits(start: _Explained, tried: _Outcomes) -> tuple[Limit, ...]:
         if gain_s >= _NOTICEABLE * start.step_s:
             binding.append(Limit(name=name, change=way.words, gain_s=gain_s))
     return tuple(sorted(binding, key=lambda limit: -limit.gain_s)[:_MOST_LIMITS])
-
-
-# --------------------------------------------------------------------------------------------------
-# What stages without layers would be worth, where a request leaves them closed.
-
-
-WORTH_SAYING = 0.02  # of what is minimised: a smaller gain is not reported
-_FIRST = 3  # plans with layouts that are tried
-
-
-def stages_left_closed(opened: Problem, profile: Profile, plans: Sequence[Plan]) -> tuple[str, ...]:
-    """Report that the first plans are faster with an end of the model on a stage of its own.
-
-    ``opened`` is the problem in which it may; tried are even splits of what is left, so that a search of
-    them finds at least as good a plan. Empty: nothing noticeable is found.
-    """
-    first, layouts = plans[0], [plan.config for plan in plans[:_FIRST]]
-    alike = (first.config.num_gpus, first.config.global_batch_size)
-    tried = [
-        replace(one, stage_layers=split)
-        for one in layouts
-        if (one.num_gpus, one.global_batch_size) == alike
-        if not one.stage_recompute_layers and one.recompute_layers in (0, sum(one.stage_layers))
-        for split in splits_with_ends_alone(opened, one)
-    ]
-    if not tried:
-        return ()
-    steps = [one.step_s() for one in evaluate(opened, profile, tried)]
-    limit_s = first.prediction.step_time_s * (1.0 - WORTH_SAYING)
-    faster = sorted((step, at) for at, step in enumerate(steps) if step < limit_s)
-    faults = violations_of_all(opened, profile, [tried[at] for _, at in faster])
-    for (step_s, at), found in zip(faster, faults, strict=True):
-        if not found:
-            split = tried[at].stage_layers
-            ends = {
-                "the embedding": split[0] == 0,
-                "the prediction layers": predicts_alone(split),
-                "the head": split[-1] == 0,
-            }
-            names = " and ".join(name for name, alone in ends.items() if alone)
-            steps_s = f"{step_s:.3g} s instead of {first.prediction.step_time_s:.3g} s"
-            return (f"with a stage for {names} alone, a layout takes {steps_s}: --allow standalone_stages",)
-    return ()

@@ -27,10 +27,10 @@ from meshwright.profiles.switches import EVERY_SWITCH, Setting, Switch, switches
 from meshwright.solver.answer import Answer, Lever, Plan, Prediction, settled_problem
 from meshwright.solver.check import violations_of_all
 from meshwright.solver.clock import LOOKS_PER_S, Watch, WorkWatch, look
-from meshwright.solver.configuration import Configuration
+from meshwright.solver.configuration import HIERARCHICAL, Configuration
 from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.objective import counts_busy, is_plain
-from meshwright.solver.explain.alternatives import RuleJudge, moves_of, settle
+from meshwright.solver.explain.alternatives import RuleJudge, moves_of, settle, splits_with_ends_alone
 from meshwright.solver.explain.reference import switches_of, usual_meshes
 from meshwright.solver.explain.remedies import groups_alone
 from meshwright.solver.planner.recipes import (
@@ -51,6 +51,9 @@ from meshwright.solver.planner.variants import (
 )
 from meshwright.solver.predict import predict_all, profile_of_variant
 from meshwright.solver.problem import (
+    CONTEXT_MODE,
+    STANDALONE_STAGES,
+    WEIGHT_SHARDS,
     Problem,
     SearchOptions,
     Workload,
@@ -65,7 +68,12 @@ from meshwright.solver.search.frontier import Rivals
 from meshwright.solver.search.search import search
 from meshwright.solver.space.enumerate import is_too_large, same_rows
 from meshwright.solver.space.launcher_choice import launcher_faults, preferred
-from meshwright.solver.space.launcher_rules import with_recipe, workload_faults
+from meshwright.solver.space.launcher_rules import (
+    standing_alone,
+    weight_shard_obstacle,
+    with_recipe,
+    workload_faults,
+)
 from meshwright.solver.space.request_rules import limited_by
 
 _GRADIENTS = "gradient_dtype"  # the switch that is a change of the states
@@ -83,7 +91,7 @@ class Change:
     """A change of a request that the user may decide."""
 
     # gradients, optimizer, states for both, precision, launcher, batch, neighbour, packing, offload,
-    # package, recipe, group, or the name of a switch
+    # package, recipe, group, or the name of a switch or of a layout
     kind: str
     words: str
     effect: str
@@ -243,6 +251,7 @@ def changes_of(problem: Problem) -> Iterator[Change]:
     yield from _batches(problem)
     yield from _packing(problem)
     yield from _offload(problem)
+    yield from _layouts(problem)
     yield from _launchers(problem)
 
 
@@ -532,6 +541,36 @@ def _offload(problem: Problem) -> Iterator[Change]:
     )
 
 
+def _layouts(problem: Problem) -> Iterator[Change]:
+    """Yield the layouts that a request must allow by name, and that its launcher has."""
+    able, options = launcher_capabilities(problem.launcher), problem.options
+    if usable_gpus(problem) == 1:
+        return
+    for alone in standing_alone(replace(problem, options=_allowing(problem, STANDALONE_STAGES))):
+        if STANDALONE_STAGES not in options.allow:
+            yield Change(
+                kind=STANDALONE_STAGES, words="stages for the embedding or the head alone", effect="",
+                problem=replace(alone, options=replace(alone.options, allow=options.allow)),
+                settings={"search.allow": [STANDALONE_STAGES]}, frees_memory=True,
+            )  # fmt: skip
+    has = {
+        WEIGHT_SHARDS: not weight_shard_obstacle(problem, able),
+        CONTEXT_MODE: not HIERARCHICAL.keys().isdisjoint(able.context_parallel_modes),
+    }
+    for name, words in _SHARING.items():
+        if name not in options.allow and has[name]:
+            opened = replace(problem, options=_allowing(problem, name))
+            yield Change(
+                kind=name, words=words, effect="", problem=opened, settings={"search.allow": [name]}
+            )
+
+
+_SHARING = {
+    WEIGHT_SHARDS: "weights shared by replicas",
+    CONTEXT_MODE: "context parallelism in two levels",
+}
+
+
 def _launchers(problem: Problem) -> Iterator[Change]:
     for other in other_launchers(problem):
         here, there = (_reduced_in(one) for one in (problem, other))
@@ -644,8 +683,15 @@ def _starts(problem: Problem, way: Problem, answer: Answer) -> list[Configuratio
     own = [settle(way, one) for one in (*replicated, *_chunked(first, way.model.num_layers))]
     configs = [one for one in own if one is not None]
     configs += [one for num_gpus in numbers for one in usual_meshes(way, num_gpus)]
-    if "offload" in way.options.allow and "offload" not in problem.options.allow:
+    opened = {*way.options.allow}.difference(problem.options.allow)
+    if "offload" in opened:
         configs = [replace(one, offload=place) for place in able.offload for one in configs]
+    if CONTEXT_MODE in opened:
+        split = [one for one in configs if one.context_parallel_size > 1]
+        configs = [replace(one, context_parallel_mode=mode) for mode in HIERARCHICAL for one in split]
+    if way.counts_ends and not problem.counts_ends:
+        splits = [(one, split) for one in configs for split in splits_with_ends_alone(way, one)]
+        configs = [replace(one, stage_layers=split) for one, split in splits]
     return list(dict.fromkeys(configs))
 
 

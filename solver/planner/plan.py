@@ -30,7 +30,7 @@ from meshwright.solver.cost.objective import (
     slowdown,
 )
 from meshwright.solver.explain.certainty import with_odds
-from meshwright.solver.explain.reasons import stages_left_closed, unsaid, with_reasons
+from meshwright.solver.explain.reasons import unsaid, with_reasons
 from meshwright.solver.explain.sentences import loading_warnings
 from meshwright.solver.planner.fewest_nodes import differing_gpus, explained_search, fewest
 from meshwright.solver.planner.variants import (
@@ -55,7 +55,6 @@ from meshwright.solver.planner.variants import (
 )
 from meshwright.solver.predict import predicted, profile_of_variant
 from meshwright.solver.problem import (
-    STANDALONE_STAGES,
     OnProgress,
     Problem,
     Progress,
@@ -65,7 +64,6 @@ from meshwright.solver.problem import (
     on_gpus,
     problem_digest,
     usable_gpus,
-    with_changes,
 )
 from meshwright.solver.search.certify.judge import Judge, kept_child
 from meshwright.solver.search.decision.decide import asks_cp_sat, decided, left_to_planner
@@ -79,7 +77,6 @@ from meshwright.solver.space.launcher_rules import (
     beyond_positions,
     left_out,
     overlap_warnings,
-    standing_alone,
     stored_notes,
     unstarted,
     unwritten,
@@ -374,14 +371,13 @@ def _with_room(left: list[Variant], watch: Watch) -> list[Variant]:
 
 def _with_certainty(problem: Problem, first: Variant, answer: Answer, watch: Watch) -> Answer:
     """Add how certain the order of the plans is, where they are ranked by the time of a step."""
-    of_a_step, closed = is_plain(problem), tuple[str, ...]()
+    of_a_step = is_plain(problem)
     with watch.closing().cut():
         if of_a_step:
             own = problem.under(first.problem.launcher)
             answer = replace(answer, plans=with_odds(own, first.profile, answer.plans))
-            closed = _stages_left_closed(problem, first.profile, answer.plans)
     unknown = unsaid(answer.plans, odds=of_a_step)
-    return replace(answer, warnings=(*answer.warnings, *closed, *unknown))
+    return replace(answer, warnings=(*answer.warnings, *unknown))
 
 
 def _with_front(
@@ -669,16 +665,6 @@ def _as_of_all(
                      elapsed_s=watch.elapsed_s))  # fmt: skip
 
     return report
-
-
-def _stages_left_closed(problem: Problem, profile: Profile, plans: Sequence[Plan]) -> tuple[str, ...]:
-    options = problem.options
-    alone = bool(plans) and plans[0].launchers in ((), (problem.launcher,))
-    if STANDALONE_STAGES in options.allow or not alone:
-        return ()
-    asked = replace(problem, options=replace(options, allow=(*options.allow, STANDALONE_STAGES)))
-    opened = standing_alone(replace(asked, workload=with_changes(problem.workload, plans[0].workload)))
-    return stages_left_closed(opened[0], profile, plans) if opened else ()
 
 
 _LEAST_S = 0.01  # a search is given this much
