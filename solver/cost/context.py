@@ -975,6 +975,11 @@ def facts_as_run(problem: Problem, profile: Profile) -> FrameworkFacts:
     return _as_run(problem, profile)[1]
 
 
+def adds_every_gradient(facts: FrameworkFacts) -> bool:
+    """Return whether the first micro-batch's gradients, too, are added to an fp32 buffer."""
+    return facts.main_gradient and facts.gradient_bytes > _BF16_BYTES
+
+
 def _as_run(problem: Problem, profile: Profile) -> tuple[Profile, FrameworkFacts]:
     """Return a profile and its framework's facts under the options and the precision of a workload."""
     workload = problem.workload
@@ -1080,7 +1085,7 @@ def context_of(problem: Problem, columns: Columns, profile: Profile, ways: Ways 
         trained_modules=workload.modules_trained,
         packs=lengths is not None and lengths.batching == "packing" and facts.knows_documents,
         pads_to_longest=lengths is not None and lengths.batching == "padding_to_longest",
-        adds_every_gradient=facts.main_gradient and facts.gradient_bytes > _BF16_BYTES,
+        adds_every_gradient=adds_every_gradient(facts),
         element_scale=2.0 if in_32_bits else 1.0,
         remainder_bytes=remainder_bytes,
         moved_share=(optimizer.moved_bytes - remainder_bytes) / ADAMW_MOVED_BYTES,

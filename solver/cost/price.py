@@ -7,7 +7,7 @@ operations; nothing here loops over rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
@@ -55,7 +55,9 @@ from meshwright.solver.cost.compute import (
 from meshwright.solver.cost.context import (
     Context,
     PassSeconds,
+    adds_every_gradient,
     context_of,
+    facts_as_run,
     is_offloaded,
     paired_passes,
     total,
@@ -130,7 +132,7 @@ from meshwright.solver.cost.towers import (
     passes_gradients,
     tower_context,
 )
-from meshwright.solver.cost.ways import Ways, each_way
+from meshwright.solver.cost.ways import DisputedFactError, Ways, each_way
 from meshwright.solver.problem import Problem, Workload
 
 # --------------------------------------------------------------------------------------------------
@@ -577,10 +579,11 @@ def straggler_share(columns: Columns, profile: Profile) -> FloatArray:
 
 def _of_every_step(ctx: Context, columns: Columns, profile: Profile) -> dict[str, FloatArray]:
     """Return what a step takes once, and the wait for the slowest node, (n,) each, by their names."""
-    return {
-        "fixed_s": np.full(len(columns), fixed_s(ctx)),
-        "straggler": profile.time_factor * straggler_share(columns, profile),
-    }
+    return {"fixed_s": np.full(len(columns), fixed_s(ctx)), "straggler": _wait_of_nodes(columns, profile)}
+
+
+def _wait_of_nodes(columns: Columns, profile: Profile) -> FloatArray:
+    return profile.time_factor * straggler_share(columns, profile)
 
 
 def _of_every_rank(ctx: Context, profile: Profile) -> dict[str, FloatArray]:
@@ -604,12 +607,16 @@ def _priced(
     return with_residuals(prices, problem, ctx.columns, profile)
 
 
-def _pass_prices(parts: list[PartPrice]) -> dict[str, FloatArray]:
-    return {
-        "forward_s": np.stack([part.passes.forward for part in parts], axis=1),
-        "backward_s": np.stack([part.passes.backward for part in parts], axis=1),
-        "replay_s": np.stack([part.replay for part in parts], axis=1),
+def _pass_prices(parts: list[PartPrice], shape: tuple[int, ...] = ()) -> dict[str, FloatArray]:
+    """Return passes by name, (n, P) each, or (w, n, P) of rows under each of w ways (``shape``: w, n)."""
+    each = {
+        "forward_s": [part.passes.forward for part in parts],
+        "backward_s": [part.passes.backward for part in parts],
+        "replay_s": [part.replay for part in parts],
     }
+    if shape:
+        each = {name: [np.broadcast_to(one, shape) for one in own] for name, own in each.items()}
+    return {name: np.stack(own, axis=-1) for name, own in each.items()}
 
 
 def _drained(ctx: Context, parts: list[PartPrice]) -> list[PartPrice]:
@@ -668,9 +675,9 @@ class _Passes:
     ways: Ways | None
     of_row: IntArray  # (n,)
 
-    def under(self, problem: Problem, profile: Profile) -> Context:
-        """Return these rows' context under a problem with equal passes for equal rows."""
-        return replace(context_of(problem, self.columns, profile, self.ways), **self.groups)
+    def under(self, problem: Problem, profile: Profile, ways: Ways | None = None) -> Context:
+        """Return these rows' context under a problem, or ways of it, with equal passes for equal rows."""
+        return replace(context_of(problem, self.columns, profile, ways or self.ways), **self.groups)
 
 
 def _passes_of(ctx: Context, *, least: bool = False) -> _Passes:
@@ -708,7 +715,9 @@ def _passes_of(ctx: Context, *, least: bool = False) -> _Passes:
         for one in (group.in_island, group.islands)
     ]
     compared = [*(getattr(c, f.name) for f in fields(c)), *(one.astype(np.int64) for one in links)]
-    first, of_row = distinct(compared if ctx.ways is None else [*compared, ctx.ways.of_row])
+    if ctx.ways is not None and ctx.ways.of_row is not None:
+        compared.append(ctx.ways.of_row)
+    first, of_row = distinct(compared)
     alone = Group(np.ones(len(first)), np.ones(len(first)), ctx.fabric)
     groups = {
         "exchange_group": ctx.exchange_group.take(first), "ring_group": ctx.ring_group.take(first),
@@ -735,41 +744,71 @@ class SharedPasses:
         return np.asarray(self.straggler * pipeline_s + self.fixed_s)
 
 
+def _passes_under_each(
+    few: _Passes, numbers: Sequence[int], problems: Sequence[Problem], profile: Profile
+) -> Iterator[tuple[int, dict[str, FloatArray]]]:
+    """Yield the number of each problem with its passes of few rows, (n, P) each, and ``fixed_s``."""
+    look()
+    ways = Ways.of_each_row([problems[number] for number in numbers], profile)
+    shape, layout = (
+        (len(numbers), len(few.columns)),
+        LayerLayout.of(problems[0].model, problems[0].training),
+    )
+    try:
+        ctx = few.under(ways.problems[0], profile, ways)
+        passes, once_s = _pass_prices(_part_prices(ctx, layout), shape), fixed_s(ctx)
+    except DisputedFactError as disputed:
+        for own, _ in ways.by(disputed.fact):
+            yield from _passes_under_each(few, [numbers[at] for at in own.tolist()], problems, profile)
+        return
+    passes["fixed_s"] = np.broadcast_to(once_s, shape)
+    for at, number in enumerate(numbers):
+        yield number, {name: one[at] for name, one in passes.items()}
+
+
+def _passes_by_way(
+    problems: Sequence[Problem], columns: Columns, profile: Profile
+) -> Iterator[tuple[int, dict[str, FloatArray], IntArray]]:
+    """Yield as ``_passes_under_each``, and which of the few rows each of all has."""
+    alike, work = dict[tuple[bool, bool], list[int]](), problems[0].workload
+    for number, problem in enumerate(problems):
+        facts = facts_as_run(problem, profile)
+        alike.setdefault((facts.priced_by_stages, adds_every_gradient(facts)), []).append(number)
+    varied = profile.layers is not None or work.lengths is not None or work.precision == "fp32"
+    for numbers in alike.values():
+        few = _passes_of(context_of(problems[numbers[0]], columns, profile), least=True)
+        for some in [[one] for one in numbers] if varied else [numbers]:
+            for number, passes in _passes_under_each(few, some, problems, profile):
+                yield number, passes, few.of_row
+
+
 def shared_passes(problems: Sequence[Problem], columns: Columns, profile: Profile) -> list[SharedPasses]:
     """Return the passes of every row; rows share few of them, so that this is far cheaper than prices.
 
     ``problems``: one problem under several switches, which change no groups of ranks; passes for each.
     """
-    passes_of, found = dict[tuple[bool, bool], _Passes](), list[SharedPasses]()
+    found = dict[int, SharedPasses]()
     layout = LayerLayout.of(problems[0].model, problems[0].training)
     parts = np.append(layout.cumulative[-1], (1.0, 1.0))
-    every = columns.recompute_layers == ALL_LAYERS
-    for problem in problems:
-        look()
-        one = context_of(problem, columns.take(slice(0, 1)), profile)  # what it reads of the problem
-        key = one.facts.priced_by_stages, one.adds_every_gradient
-        if key not in passes_of:
-            passes_of[key] = _passes_of(context_of(problem, columns, profile), least=True)
-        of_row, few = passes_of[key].of_row, passes_of[key].under(problem, profile)
-        passes = _pass_prices(_part_prices(few, layout))
-        forward, backward, replay = (passes[name] for name in ("forward_s", "backward_s", "replay_s"))
+    every, wait = columns.recompute_layers == ALL_LAYERS, _wait_of_nodes(columns, profile)
+    for number, few, of_row in _passes_by_way(problems, columns, profile):
+        forward, backward, replay = (few[name] for name in ("forward_s", "backward_s", "replay_s"))
         once, again = (forward + backward) @ parts, replay @ parts
         whole, back = once[of_row], backward[:, :-2].min(axis=1)[of_row]
         if again.any():
             whole = whole + np.where(every, again[of_row], 0.0)
             back = np.where(every, (backward + replay)[:, :-2].min(axis=1)[of_row], back)
-        known = RowPrices.partly(len(columns), len(parts), _of_every_step(one, columns, profile))
-        prices = with_residuals(known, problem, columns, profile)
-        found.append(
-            SharedPasses(
-                whole_s=whole,
-                forward_s=forward[:, :-2].min(axis=1)[of_row],
-                backward_s=back,
-                straggler=prices.straggler,
-                fixed_s=prices.fixed_s,
-            )
+        step = {"fixed_s": np.full(len(columns), few["fixed_s"][0]), "straggler": wait}
+        known = RowPrices.partly(len(columns), len(parts), step)
+        prices = with_residuals(known, problems[number], columns, profile)
+        found[number] = SharedPasses(
+            whole_s=whole,
+            forward_s=forward[:, :-2].min(axis=1)[of_row],
+            backward_s=back,
+            straggler=prices.straggler,
+            fixed_s=prices.fixed_s,
         )
-    return found
+    return [found[number] for number in range(len(problems))]
 
 
 def least_passes_s(problem: Problem, columns: Columns, profile: Profile) -> FloatArray | None:

@@ -58,11 +58,14 @@ _DEFAULTS = frozenset(_FACTS) & frozenset(vars(FrameworkFacts))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ways:
-    """One problem under several switches, and which of them each row is under."""
+    """One problem under several switches, and which of them each row is under.
+
+    Where each row is under each of the w ways, terms are (n,) where the ways agree, else (w, n).
+    """
 
     problems: tuple[Problem, ...]
     facts: tuple[FrameworkFacts, ...]  # of each
-    of_row: IntArray  # (n,)
+    of_row: IntArray | None  # (n,); None: each row is under each way
 
     @classmethod
     def of(cls, problems: Sequence[Problem], of_row: IntArray, profile: Profile) -> Ways:
@@ -71,6 +74,12 @@ class Ways:
         under = tuple(problems[number] for number in numbers.tolist())
         facts = tuple(facts_as_run(one, profile) for one in under)
         return cls(problems=under, facts=facts, of_row=np.searchsorted(numbers, of_row))
+
+    @classmethod
+    def of_each_row(cls, problems: Sequence[Problem], profile: Profile) -> Ways:
+        """Return the ways of rows that are all under each of them."""
+        facts = tuple(facts_as_run(one, profile) for one in problems)
+        return cls(problems=tuple(problems), facts=facts, of_row=None)
 
     @property
     def agreed(self) -> FrameworkFacts:
@@ -83,10 +92,10 @@ class Ways:
 
     def take(self, index: IntArray) -> Ways:
         """Return the ways of the rows at ``index``, in that order."""
-        return replace(self, of_row=self.of_row.take(index))
+        return self if self.of_row is None else replace(self, of_row=self.of_row.take(index))
 
     def by(self, fact: str) -> Iterator[tuple[IntArray, Ways]]:
-        """Yield the rows with each value of a fact, and their ways."""
+        """Yield the rows with each value of a fact, or the numbers of the ways, and their ways."""
         return self._split([getattr(one, fact) for one in self.facts])
 
     def one_by_one(self) -> Iterator[tuple[IntArray, Ways]]:
@@ -96,11 +105,16 @@ class Ways:
     def _split(self, values: Sequence[Hashable]) -> Iterator[tuple[IntArray, Ways]]:
         for value in dict.fromkeys(values):
             numbers = [at for at, one in enumerate(values) if one == value]
+            own = Ways(
+                problems=tuple(self.problems[at] for at in numbers),
+                facts=tuple(self.facts[at] for at in numbers),
+                of_row=None,
+            )
+            if self.of_row is None:
+                yield np.array(numbers), own
+                continue
             rows = np.flatnonzero(np.isin(self.of_row, numbers))
-            problems = tuple(self.problems[at] for at in numbers)
-            facts = tuple(self.facts[at] for at in numbers)
-            of_row = np.searchsorted(numbers, self.of_row[rows])
-            yield rows, Ways(problems=problems, facts=facts, of_row=of_row)
+            yield rows, replace(own, of_row=np.searchsorted(numbers, self.of_row[rows]))
 
 
 class Pricing(Protocol):
@@ -141,8 +155,7 @@ def each_way(
 ) -> Callable[Concatenate[Context, Args], Found]:
     """Find a term of the rows of a context for all ways at once, or for each value of a disputed fact.
 
-    Arguments and results are arrays of shape (n,) or (n, P), dataclasses and dictionaries of such, and what
-    rows have in common.
+    Arguments and results are arrays of shape (n,), dataclasses of such, and what rows have in common.
     """
 
     @wraps(term)
@@ -153,12 +166,12 @@ def each_way(
             fact = disputed.fact
         if fact not in ctx.kept_ways:
             ctx.kept_ways[fact] = [*_apart(ctx, fact)]
-        number, parts = len(ctx.t), list[tuple[IntArray, Any]]()
+        shape, parts = _shape_of(ctx), list[tuple[IntArray, Any]]()
         for rows, own in ctx.kept_ways[fact]:
-            few = [_taken(one, rows, number) for one in args]
-            named = {name: _taken(one, rows, number) for name, one in kwargs.items()}
+            few = [_taken(one, rows, shape) for one in args]
+            named = {name: _taken(one, rows, shape) for name, one in kwargs.items()}
             parts.append((rows, found(own, *few, **named)))
-        return cast("Found", _joined(parts, number))
+        return cast("Found", _joined(parts, shape))
 
     return found
 
@@ -167,41 +180,46 @@ def _apart(ctx: Context, fact: str) -> Iterator[tuple[IntArray, Context]]:
     """Yield the rows with each value of a fact, and their context."""
     if ctx.ways is None:
         raise DisputedFactError(fact)
+    shape = _shape_of(ctx)
     for rows, ways in ctx.ways.by(fact):
-        own = {one.name: _taken(getattr(ctx, one.name), rows, len(ctx.t)) for one in fields(ctx)}
+        own = {one.name: _taken(getattr(ctx, one.name), rows, shape) for one in fields(ctx)}
         facts = ways.agreed
         sharding = replace(own["sharding"], facts=facts)
         yield rows, replace(ctx, **own | {"facts": facts, "sharding": sharding, "ways": ways})
 
 
+def _shape_of(ctx: Context) -> tuple[int, ...]:
+    """Return the shape of a term in which the ways of a context differ."""
+    ways = ctx.ways
+    return (len(ctx.t),) if ways is None or ways.of_row is not None else (len(ways.facts), len(ctx.t))
+
+
 _OF_ROWS = (PassSeconds, Placement, Blocks, Sharding)  # dataclasses with an entry for each row
 
 
-def _taken(value: Any, rows: IntArray, number: int) -> Any:  # noqa: ANN401 - of any type
-    """Return what some rows have of a value of all rows."""
+def _taken(value: Any, rows: IntArray, shape: tuple[int, ...]) -> Any:  # noqa: ANN401 - of any type
+    """Return what some rows, or ways, have of a value of all."""
     if isinstance(value, np.ndarray):
-        return value.take(rows, 0) if value.shape[:1] == (number,) else value
+        return value.take(rows, 0) if value.shape[: len(shape)] == shape else value
     if isinstance(value, Group | Columns):
-        return value.take(rows)
+        return value.take(rows) if len(shape) == 1 else value
     if isinstance(value, _OF_ROWS):
         each = {one.name: getattr(value, one.name) for one in fields(value)}
-        return replace(value, **{name: _taken(one, rows, number) for name, one in each.items()})
+        return replace(value, **{name: _taken(one, rows, shape) for name, one in each.items()})
     return value
 
 
-def _joined(parts: Sequence[tuple[IntArray, Any]], number: int) -> Any:  # noqa: ANN401 - of any type
-    """Return the value of all rows from those of some rows each."""
+def _joined(parts: Sequence[tuple[IntArray, Any]], shape: tuple[int, ...]) -> Any:  # noqa: ANN401 - of any type
+    """Return the value of all rows, or ways, from those of some each."""
     first = parts[0][1]
-    if isinstance(first, dict):
-        return {name: _joined([(rows, one[name]) for rows, one in parts], number) for name in first}
     if isinstance(first, _OF_ROWS):
         each = {
-            of.name: _joined([(rows, getattr(one, of.name)) for rows, one in parts], number)
+            of.name: _joined([(rows, getattr(one, of.name)) for rows, one in parts], shape)
             for of in fields(first)
         }
         return replace(first, **each)
     values = [np.asarray(one) for _, one in parts]
-    found = np.empty((number, *max((one.shape[1:] for one in values), key=len)), np.result_type(*values))
+    found = np.empty(shape, np.result_type(*values))
     for (rows, _), value in zip(parts, values, strict=True):
         found[rows] = value
     return found

@@ -11,7 +11,7 @@ from meshwright.profiles.library import find_model
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.profiles.switches import EVERY_SWITCH
 from meshwright.solver.configuration import Columns, FloatArray
-from meshwright.solver.cost.price import price, price_memory, price_unsharded
+from meshwright.solver.cost.price import price, price_memory, price_unsharded, shared_passes
 from meshwright.solver.cost.stages import RowPrices
 from meshwright.solver.cost.ways import Ways, priced_together
 from meshwright.solver.planner.variants import packaged_variants, searched_variants, switched_of
@@ -20,6 +20,7 @@ from tests.builders import a_cluster, a_problem, with_default_switches
 from tests.property.meaning import some_configurations
 
 MODELS = ("llama-3-8b", "mixtral-8x7b", "deepseek-v2-lite")
+LAUNCHERS = ("megatron-lm", "megatron-bridge", "torchtitan")
 PRICINGS = (price, price_memory, price_unsharded)
 
 
@@ -44,12 +45,11 @@ def drawn(name: str, launcher: str, *allow: str) -> tuple[Problem, Columns, Ways
 def arrays(prices: RowPrices) -> dict[str, FloatArray]:
     """The prices by name; of a breakdown, which is not shared, nothing."""
     names = [one.name for one in fields(prices) if not one.name.endswith(("breakdown_s", "moments"))]
-    found: dict[str, FloatArray] = {name: getattr(prices, name) for name in names if name != "prediction"}
-    return found | prices.prediction
+    return {name: getattr(prices, name) for name in names if name != "prediction"} | prices.prediction
 
 
 @pytest.mark.parametrize("pricing", PRICINGS)
-@pytest.mark.parametrize("launcher", ["megatron-lm", "megatron-bridge", "torchtitan"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_cost_under_many_ways_together_what_they_cost_alone(
     name: str, launcher: str, pricing: Callable[..., RowPrices]
@@ -62,6 +62,19 @@ def test_rows_cost_under_many_ways_together_what_they_cost_alone(
         alone = arrays(pricing(own.problems[0], columns.take(rows), profile))
         shared = arrays(together.take(rows))
         assert [one for one in alone if not np.array_equal(shared[one], alone[one])] == []
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_share_the_passes_under_many_ways_that_they_share_under_each_alone(
+    name: str, launcher: str
+) -> None:
+    problem, columns, ways = drawn(name, launcher, EVERY_SWITCH)
+    profile = default_profile(problem.cluster, launcher)
+    for one, together in zip(ways.problems, shared_passes(ways.problems, columns, profile), strict=True):
+        (alone,) = shared_passes([one], columns, profile)
+        names = [each.name for each in fields(alone)]
+        assert [at for at in names if not np.array_equal(getattr(together, at), getattr(alone, at))] == []
 
 
 @pytest.mark.parametrize("name", MODELS)
