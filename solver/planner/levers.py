@@ -551,7 +551,7 @@ def _layouts(problem: Problem) -> Iterator[Change]:
             yield Change(
                 kind=STANDALONE_STAGES, words="stages for the embedding or the head alone", effect="",
                 problem=replace(alone, options=replace(alone.options, allow=options.allow)),
-                settings={"search.allow": [STANDALONE_STAGES]}, frees_memory=True,
+                settings={"search.allow": [STANDALONE_STAGES]},
             )  # fmt: skip
     has = {
         WEIGHT_SHARDS: not weight_shard_obstacle(problem, able),
@@ -673,14 +673,19 @@ def _ways(problem: Problem, answer: Answer) -> list[Problem]:
 def _starts(problem: Problem, way: Problem, answer: Answer) -> list[Configuration]:
     """Return configurations to begin with: the first plan, its other chunks, and what a person would try.
 
-    Not the other plans, for levers do not depend on how many are asked for.
+    Not the other plans, for levers do not depend on how many are asked for; unless an end of the model may
+    be alone, which favours other numbers of stages.
     """
+    may_end_alone = way.counts_ends and not problem.counts_ends
     able, first = launcher_capabilities(way.launcher), answer.ranking[0].config
     if first.zero_stage not in able.zero_stages:
         first = replace(first, zero_stage=max(able.zero_stages))
     numbers = dict.fromkeys((first.num_gpus, usable_gpus(way)))  # a change may need those that are idle
     replicated = [_with_replicas(first, num_gpus) for num_gpus in numbers]
-    own = [settle(way, one) for one in (*replicated, *_chunked(first, way.model.num_layers))]
+    meshes = [one.config for one in answer.ranking[1:]] if may_end_alone else []
+    alone = range(sum(able.alone(way.model)) + 1 if may_end_alone else 1)
+    chunked = (other for one in (first, *meshes) for other in _chunked(one, way.model.num_layers, alone))
+    own = [settle(way, one) for one in (*replicated, *chunked)]
     configs = [one for one in own if one is not None]
     configs += [one for num_gpus in numbers for one in usual_meshes(way, num_gpus)]
     opened = {*way.options.allow}.difference(problem.options.allow)
@@ -689,17 +694,20 @@ def _starts(problem: Problem, way: Problem, answer: Answer) -> list[Configuratio
     if CONTEXT_MODE in opened:
         split = [one for one in configs if one.context_parallel_size > 1]
         configs = [replace(one, context_parallel_mode=mode) for mode in HIERARCHICAL for one in split]
-    if way.counts_ends and not problem.counts_ends:
+    if may_end_alone:
         splits = [(one, split) for one in configs for split in splits_with_ends_alone(way, one)]
         configs = [replace(one, stage_layers=split) for one, split in splits]
     return list(dict.fromkeys(configs))
 
 
-def _chunked(config: Configuration, layers: int) -> Iterator[Configuration]:
-    """Yield a pipeline with fewer and more chunks: for each largest size of a chunk the least number."""
+def _chunked(config: Configuration, layers: int, alone: Iterable[int]) -> Iterator[Configuration]:
+    """Yield a pipeline with fewer and more chunks: for each largest size of a chunk the least number.
+
+    ``alone``: how many chunks may be without layers.
+    """
     stages = config.pipeline_parallel_size
     each = range(1, -(-layers // stages) + 1) if stages > 1 and not config.stage_groups else ()
-    for chunks in sorted({-(-layers // (stages * size)) for size in each}):
+    for chunks in sorted({-(-(-(-layers // size) + one) // stages) for size in each for one in alone}):
         yield replace(config, virtual_pipeline_size=chunks)
 
 

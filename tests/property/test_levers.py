@@ -256,7 +256,7 @@ def test_a_layout_that_a_request_must_allow_by_name_is_named(
         "cluster": {"name": "dgx-h100", "num_nodes": 3},
         "workload": {"global_batch_size": 77, "seq_length": 3000},
         "launcher": launcher,
-        "search": {"top_k": 1, "certify": "none"},
+        "search": {"top_k": 4, "certify": "none"},
     }
     problem, answer = compared(raw)
     (named,) = (one for one in answer.levers if one.kind == kind)
