@@ -66,7 +66,7 @@ from meshwright.solver.problem import (
 )
 from meshwright.solver.search.frontier import Rivals
 from meshwright.solver.search.search import search
-from meshwright.solver.space.enumerate import is_too_large, same_rows
+from meshwright.solver.space.enumerate import estimated_outer, is_too_large, same_rows
 from meshwright.solver.space.launcher_choice import launcher_faults, preferred
 from meshwright.solver.space.launcher_rules import (
     standing_alone,
@@ -129,7 +129,7 @@ def levers_of(
             look()
             if change.problem.places_stages:  # no mesh is near to stages on unlike nodes
                 plans, _ = _searched(own, _within(change, looks / LOOKS_PER_S), profile, answer)
-            elif change.frees_memory:
+            elif _is_searched(change, answer):
                 plans = _far(own, change, profile, answer, searches)
             else:
                 plans = _nearby(own, change, profile, answer)
@@ -149,6 +149,21 @@ def _far(
     """Return the best plan of a change; where a search does not prove it, those nearby."""
     plans, proved = _proved(problem, change, profile, answer, searches)
     return plans if proved else _nearby(problem, change, profile, answer)
+
+
+_FEW = 3000  # candidates without stages: a search of so few takes about as long as a look at what is near
+
+
+def _is_searched(change: Change, answer: Answer) -> bool:
+    """Return whether a plan far away may be found: where memory is freed, or an end alone shortens stages.
+
+    Among few candidates without stages any change is searched; of launchers the best alone is, afterwards.
+    """
+    asked, stages = change.problem, answer.ranking[0].config.pipeline_parallel_size
+    if change.frees_memory or (asked.counts_ends and stages > 1):
+        return True
+    staged = len(launcher_capabilities(asked.launcher).schedules) > 1
+    return change.kind != "launcher" and not staged and estimated_outer(asked) <= _FEW
 
 
 def _within(change: Change, seconds: float) -> Change:

@@ -265,6 +265,26 @@ def test_a_layout_that_a_request_must_allow_by_name_is_named(
     assert saved[kind] == pytest.approx(named.saves, abs=0.01)
 
 
+def test_offload_far_from_the_first_plan_is_named_where_few_plans_are_to_be_searched(
+    tmp_path: Path,
+) -> None:
+    """23 sequences keep one GPU of 7 busy, one at a time. Offload makes room for 23 at a time: 9.5 %."""
+    raw: dict[str, Any] = {
+        "model": {"name": "qwen3-8b"},
+        "cluster": {"groups": [{"gpu": "rtx-5090-32gb", "num_nodes": 1, "gpus_per_node": 7}]},
+        "workload": {
+            "global_batch_size": 23, "seq_length": 512, "lora_rank": 8, "base_precision": "nf4",
+        },
+        "launcher": "llama-factory-accelerate",
+        "search": {"top_k": 1, "certify": "none"},
+    }  # fmt: skip
+    problem, answer = compared(raw)
+    (named,) = (one for one in answer.levers if one.kind == "offload")
+    assert named.config.micro_batch_size == 23
+    saved = require_saved(raw, problem, replace(answer, levers=(named,)), tmp_path)
+    assert saved["offload"] == pytest.approx(named.saves, abs=0.01)
+
+
 @pytest.mark.parametrize("seed", range(draws(1)))
 def test_nothing_that_is_asked_instead_beats_an_answer_that_does_not_name_it(seed: int) -> None:
     """Each is asked by itself, to the proof: numerics, a pin, batches nearby, and what a recipe needs."""
