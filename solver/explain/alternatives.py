@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import pairwise, product
+from itertools import pairwise
 
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.profile import Profile
@@ -76,15 +76,6 @@ def settle(problem: Problem, changed: Configuration, batch: int | None = None) -
     stages = (c.pipeline_parallel_size, c.virtual_pipeline_size)
     kept = takes_chunks(c.pipeline_schedule, *stages)
     return settled_mesh(c, batch, split, c.pipeline_schedule if kept else plain_schedule(*stages))
-
-
-def splits_with_ends_alone(problem: Problem, config: Configuration) -> Iterator[tuple[int, ...]]:
-    """Yield splits into as many chunks with one end of the model alone, the layers evenly on others."""
-    alone, layers = launcher_capabilities(problem.launcher).alone(problem.model), problem.model.num_layers
-    for first, last in product(range(alone[0] + 1), range(alone[1] + 1)):
-        between = len(config.stage_layers) - first - last
-        if first + last and 0 < between <= layers:
-            yield (0,) * first + even_split(layers, between) + (0,) * last
 
 
 def _changes(problem: Problem, c: Configuration) -> Iterator[tuple[str, Configuration]]:

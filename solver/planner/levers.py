@@ -19,6 +19,8 @@ from functools import partial
 from math import inf
 from typing import Any
 
+import numpy as np
+
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import framework_facts, with_options, with_options_if_legal
 from meshwright.profiles.profile import Profile, framework_of
@@ -27,10 +29,10 @@ from meshwright.profiles.switches import EVERY_SWITCH, Setting, Switch, switches
 from meshwright.solver.answer import Answer, Lever, Plan, Prediction, settled_problem
 from meshwright.solver.check import violations_of_all
 from meshwright.solver.clock import LOOKS_PER_S, Watch, WorkWatch, look
-from meshwright.solver.configuration import HIERARCHICAL, Configuration
+from meshwright.solver.configuration import HIERARCHICAL, Columns, Configuration
 from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.objective import counts_busy, is_plain
-from meshwright.solver.explain.alternatives import RuleJudge, moves_of, settle, splits_with_ends_alone
+from meshwright.solver.explain.alternatives import RuleJudge, moves_of, settle
 from meshwright.solver.explain.reference import switches_of, usual_meshes
 from meshwright.solver.explain.remedies import groups_alone
 from meshwright.solver.planner.recipes import (
@@ -64,7 +66,10 @@ from meshwright.solver.problem import (
     usable_gpus,
     with_changes,
 )
-from meshwright.solver.search.frontier import Rivals
+from meshwright.solver.search.answers import plans_of
+from meshwright.solver.search.certify.judge import Certificate
+from meshwright.solver.search.frontier import Frontier, Rivals
+from meshwright.solver.search.priced_space import priced_space
 from meshwright.solver.search.search import search
 from meshwright.solver.space.enumerate import estimated_outer, is_too_large, same_rows
 from meshwright.solver.space.launcher_choice import launcher_faults, preferred
@@ -75,6 +80,7 @@ from meshwright.solver.space.launcher_rules import (
     workload_faults,
 )
 from meshwright.solver.space.request_rules import limited_by
+from meshwright.solver.space.rules import rules_of, violation_masks
 
 _GRADIENTS = "gradient_dtype"  # the switch that is a change of the states
 WORTH = 0.01  # of the first plan's time for each token must a change save to be named
@@ -129,8 +135,10 @@ def levers_of(
             look()
             if change.problem.places_stages:  # no mesh is near to stages on unlike nodes
                 plans, _ = _searched(own, _within(change, looks / LOOKS_PER_S), profile, answer)
-            elif _is_searched(change, answer):
+            elif _is_searched(change):
                 plans = _far(own, change, profile, answer, searches)
+            elif change.kind == STANDALONE_STAGES:
+                plans = _with_ends_alone(change.problem, profile, answer)
             else:
                 plans = _nearby(own, change, profile, answer)
             found += [_lever(own, answer, change, best) for best in plans[:1]]
@@ -154,13 +162,13 @@ def _far(
 _FEW = 3000  # candidates without stages: a search of so few takes about as long as a look at what is near
 
 
-def _is_searched(change: Change, answer: Answer) -> bool:
-    """Return whether a plan far away may be found: where memory is freed, or an end alone shortens stages.
+def _is_searched(change: Change) -> bool:
+    """Return whether a plan far away may be found: where memory is freed.
 
     Among few candidates without stages any change is searched; of launchers the best alone is, afterwards.
     """
-    asked, stages = change.problem, answer.ranking[0].config.pipeline_parallel_size
-    if change.frees_memory or (asked.counts_ends and stages > 1):
+    asked = change.problem
+    if change.frees_memory:
         return True
     staged = len(launcher_capabilities(asked.launcher).schedules) > 1
     return change.kind != "launcher" and not staged and estimated_outer(asked) <= _FEW
@@ -671,6 +679,28 @@ def _nearby(problem: Problem, change: Change, profile: Profile, answer: Answer) 
     )
 
 
+def _with_ends_alone(problem: Problem, profile: Profile, answer: Answer) -> list[_Best]:
+    """Return the fastest plan of the meshes of all plans, with other chunks, under any split.
+
+    An end of the model alone favours other numbers of chunks, and only the best split shows it.
+    """
+    (way, *_), alone = (
+        _ways(problem, answer),
+        sum(launcher_capabilities(problem.launcher).alone(problem.model)),
+    )
+    own, layers = profile_of_variant(way, profile), problem.model.num_layers
+    staged = [one.config for one in answer.ranking if one.config.pipeline_parallel_size > 1]
+    configs = [settle(way, one) for mesh in staged for one in _chunked(mesh, layers, alone)]
+    columns = Columns.of([one for one in configs if one is not None])
+    legal = np.flatnonzero(violation_masks(rules_of(way), columns) == 0)
+    if not len(legal):
+        return []
+    frontier = Frontier.of(priced_space(way, own, columns.take(legal)), 1)
+    frontier.run(lambda _: False)
+    plans = plans_of(way, own, frontier, Certificate())
+    return [_Best(one.config, one.prediction, way) for one in plans[:1]]
+
+
 def _ways(problem: Problem, answer: Answer) -> list[Problem]:
     """Return the changed request under the switches of the first plan, and under the launcher's own."""
     work, found = problem.workload, list[Problem]()
@@ -688,19 +718,14 @@ def _ways(problem: Problem, answer: Answer) -> list[Problem]:
 def _starts(problem: Problem, way: Problem, answer: Answer) -> list[Configuration]:
     """Return configurations to begin with: the first plan, its other chunks, and what a person would try.
 
-    Not the other plans, for levers do not depend on how many are asked for; unless an end of the model may
-    be alone, which favours other numbers of stages.
+    Not the other plans, for levers do not depend on how many are asked for.
     """
-    may_end_alone = way.counts_ends and not problem.counts_ends
     able, first = launcher_capabilities(way.launcher), answer.ranking[0].config
     if first.zero_stage not in able.zero_stages:
         first = replace(first, zero_stage=max(able.zero_stages))
     numbers = dict.fromkeys((first.num_gpus, usable_gpus(way)))  # a change may need those that are idle
     replicated = [_with_replicas(first, num_gpus) for num_gpus in numbers]
-    meshes = [one.config for one in answer.ranking[1:]] if may_end_alone else []
-    alone = range(sum(able.alone(way.model)) + 1 if may_end_alone else 1)
-    chunked = (other for one in (first, *meshes) for other in _chunked(one, way.model.num_layers, alone))
-    own = [settle(way, one) for one in (*replicated, *chunked)]
+    own = [settle(way, one) for one in (*replicated, *_chunked(first, way.model.num_layers))]
     configs = [one for one in own if one is not None]
     configs += [one for num_gpus in numbers for one in usual_meshes(way, num_gpus)]
     opened = {*way.options.allow}.difference(problem.options.allow)
@@ -709,20 +734,18 @@ def _starts(problem: Problem, way: Problem, answer: Answer) -> list[Configuratio
     if CONTEXT_MODE in opened:
         split = [one for one in configs if one.context_parallel_size > 1]
         configs = [replace(one, context_parallel_mode=mode) for mode in HIERARCHICAL for one in split]
-    if may_end_alone:
-        splits = [(one, split) for one in configs for split in splits_with_ends_alone(way, one)]
-        configs = [replace(one, stage_layers=split) for one, split in splits]
     return list(dict.fromkeys(configs))
 
 
-def _chunked(config: Configuration, layers: int, alone: Iterable[int]) -> Iterator[Configuration]:
+def _chunked(config: Configuration, layers: int, alone: int = 0) -> Iterator[Configuration]:
     """Yield a pipeline with fewer and more chunks: for each largest size of a chunk the least number.
 
     ``alone``: how many chunks may be without layers.
     """
     stages = config.pipeline_parallel_size
     each = range(1, -(-layers // stages) + 1) if stages > 1 and not config.stage_groups else ()
-    for chunks in sorted({-(-(-(-layers // size) + one) // stages) for size in each for one in alone}):
+    most = [-(-layers // size) + empty for size in each for empty in range(alone + 1)]
+    for chunks in sorted({-(-one // stages) for one in most}):
         yield replace(config, virtual_pipeline_size=chunks)
 
 
