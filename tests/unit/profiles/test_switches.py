@@ -47,9 +47,11 @@ def test_every_setting_names_the_line_of_every_launcher_that_takes_it() -> None:
             assert all(":" in line or ".py" in line for line in one.launchers.values())
 
 
-def test_every_switch_that_needs_its_own_name_is_a_change_unless_it_only_slows_a_gpu() -> None:
+def test_every_switch_that_needs_its_own_name_is_a_change_and_what_slows_a_gpu_one_of_energy() -> None:
     own = {name: one for name, one in switches().items() if one.beside == name}
-    assert [name for name, one in own.items() if not one.change] == ["power_limit_w"]
+    assert all(one.change for one in own.values())
+    of_energy = {name for name, one in own.items() if one.objective == "energy_per_token"}
+    assert of_energy == {"power_limit_w"}
     assert {one.also for one in own.values()} == {"", "offload"}
 
 
