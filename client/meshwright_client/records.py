@@ -380,7 +380,7 @@ class Lever:
     peak_memory_bytes: int
     kind: str = ""  # risk, limits, switch, precision, offload, launcher, batch, nodes, gpus, …
     settings: Mapping[str, Any] = field(default_factory=dict)  # values by their paths in the request
-    saves: float  # share of the first plan's time for each token, or of its energy where that ranks
+    saves: float  # share of the first plan's time per token; of its energy with that objective
     effect: str = ""  # what it changes; behind a colon: numerics or results. Empty: neither
 
 
