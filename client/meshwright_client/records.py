@@ -370,7 +370,7 @@ class SkippedLauncher:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lever:
-    """A change of a problem that has plans, which the user may decide and which trains faster."""
+    """A change that the user may decide, and that is better by the objective than the first plan."""
 
     change: str
     config: Configuration
