@@ -97,9 +97,9 @@ class Switch:
     settings: tuple[Setting, ...]
     beside: str = ""  # searched where the request allows this; empty: its own name, or every switch
     also: str = ""  # what the request must allow too
-    change: str = ""  # what a plan has that is faster with it: "torch.compile"; empty: nothing is
+    change: str = ""  # what a better plan has: "torch.compile"; empty: none is better by the objective
     effect: str = ""  # of the change, beside the time
-    objective: str = "step_time"  # of the requests to which the change is offered
+    objective: str = "step_time"  # ``search.objective`` of requests to which the change is offered
     frees_memory: bool = False  # so much that a layout far away may fit
     samples: tuple[str, ...] = ()  # kinds of samples for which it is searched; empty: any
     bases: tuple[str, ...] = ()  # precisions of frozen weights for which it is; empty: any

@@ -329,9 +329,9 @@ def remedies_in_order(*groups: Sequence[Remedy], most: int) -> tuple[Remedy, ...
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lever(Remedy):
-    """A change of a problem that has plans, which the user may decide and which trains faster."""
+    """A change that the user may decide, and that is better by the objective than the first plan."""
 
-    saves: float  # share of the first plan's time for each token, or of its energy where that ranks
+    saves: float  # share of the first plan's time per token; of its energy with that objective
     effect: str = ""  # what it changes; behind a colon: numerics or results. Empty: neither
 
 
@@ -402,10 +402,10 @@ class RankFloors:
             for at in range(plans)
         ]
 
-    def below(self, score: float) -> RankFloors:
-        """Return the floors of those that may score less."""
+    def below(self, score_s: float) -> RankFloors:
+        """Return the floors of the meshes and layouts that may score less than ``score_s``."""
         meshes, layouts = (
-            {key: floor for key, floor in floors.items() if floor < score}
+            {key: floor for key, floor in floors.items() if floor < score_s}
             for floors in (self.meshes, self.layouts)
         )
         return replace(self, meshes=meshes, layouts=layouts)

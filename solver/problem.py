@@ -518,9 +518,9 @@ def per_node_of(problem: Problem) -> int:
 
 def fills_nodes(problem: Problem, num_gpus: int) -> bool:
     """Return whether launch files can start so many ranks: as many on each node, or on a part of one."""
-    each = per_node_of(problem)
-    alike = all(group.gpus_per_node == each for group in problem.cluster.groups)
-    return num_gpus <= each or (alike and num_gpus % each == 0)
+    per_node = per_node_of(problem)
+    alike = all(group.gpus_per_node == per_node for group in problem.cluster.groups)
+    return num_gpus <= per_node or (alike and num_gpus % per_node == 0)
 
 
 def usable_gpus(problem: Problem) -> int:

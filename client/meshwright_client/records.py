@@ -370,7 +370,7 @@ class SkippedLauncher:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lever:
-    """A change of a problem that has plans, which the user may decide and which trains faster."""
+    """A change that the user may decide, and that is better by the objective than the first plan."""
 
     change: str
     config: Configuration
@@ -380,7 +380,7 @@ class Lever:
     peak_memory_bytes: int
     kind: str = ""  # risk, limits, switch, precision, offload, launcher, batch, nodes, gpus, …
     settings: Mapping[str, Any] = field(default_factory=dict)  # values by their paths in the request
-    saves: float  # share of the first plan's time for each token, or of its energy where that ranks
+    saves: float  # share of the first plan's time per token; of its energy with that objective
     effect: str = ""  # what it changes; behind a colon: numerics or results. Empty: neither
 
 

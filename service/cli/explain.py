@@ -211,7 +211,12 @@ def _explain_levers(
         print_json({"levers": [asdict(one) for one in found], "complete": not watch.stopped})
         return
     console.print(header(problem, console.width))
-    console.print(render_levers(found, answer.ranking[0], complete=not watch.stopped, width=console.width))
+    console.print(
+        render_levers(
+            found, answer.ranking[0],
+            objective=problem.options.objective, complete=not watch.stopped, width=console.width,
+        )
+    )  # fmt: skip
 
 
 def _explain_why_not(

@@ -12,24 +12,28 @@ from meshwright.service.report.sentences import remedy_words
 from meshwright.solver.answer import Lever, Plan
 
 
-def lever_words(lever: Lever) -> tuple[str, str, str]:
+def lever_words(lever: Lever, saved: str) -> tuple[str, str, str]:
     """Return ``Bf16 gradients (--allow gradient_dtype)``, its gain with its plan, and what it changes."""
     change, plan = remedy_words(lever)
     return (
         change,
-        f"saves {100 * lever.saves:.0f} % of the time per token: {plan}",
+        f"saves {100 * lever.saves:.0f} % of the {saved}: {plan}",
         lever.effect.removesuffix(": "),
     )
 
 
-def render_levers(levers: Sequence[Lever], first: Plan, *, complete: bool, width: int) -> Group:
+def render_levers(
+    levers: Sequence[Lever], first: Plan, *, objective: str, complete: bool, width: int
+) -> Group:
     """Return the changes with their gains, and whether all of them were searched."""
-    step = formatting.seconds(first.prediction.step_time_s)
-    head = f"Changes that you may decide and that save more than 1 % of the first plan's step of {step}:"
-    none = f"No change that you may decide saves more than 1 % of the first plan's step of {step}."
+    saved, cost = "time per token", f"step of {formatting.seconds(first.prediction.step_time_s)}"
+    if objective == "energy_per_token":
+        saved = cost = "energy per token"
+    head = f"Changes that you may decide and that save more than 1 % of the first plan's {cost}:"
+    none = f"No change that you may decide saves more than 1 % of the first plan's {cost}."
     lines = [formatting.wrapped(head if levers else none, width)]
     for lever in levers:
-        change, gain, effect = map(formatting.with_ties, lever_words(lever))
+        change, gain, effect = map(formatting.with_ties, lever_words(lever, saved))
         lines.append(Text(""))
         lines.append(formatting.wrapped(change, width, indent=2))
         lines.append(formatting.wrapped(gain, width, indent=4))

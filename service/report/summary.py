@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from meshwright.launchers.table import launchers
 from meshwright.profiles.cluster import ClusterSpec
@@ -378,18 +379,20 @@ def _offers(answer: Answer) -> Iterator[Offer]:
     """Yield what would help most, each with the option to paste; the others in one line."""
     large = [one for one in answer.levers if one.saves > _LARGE]
     shown = [one for one in answer.levers if one in large[:_LEVERS] or one.kind in ("neighbour", "recipe")]
+    energy = answer.objective is not None and answer.objective.name == "energy_per_token"
+    offer = partial(_offer, saved=" of the energy" if energy else "")
     others = [one for one in answer.levers if one not in shown]
-    yield from map(_offer, shown)
+    yield from map(offer, shown)
     if len(others) > 1:
         named = listed([f"{_launcher_named(one.change)} {percent(one.saves)}" for one in others])
         yield Offer(words=f"{named} less", option=EVERY_LEVER)
     else:
-        yield from map(_offer, others)
+        yield from map(offer, others)
 
 
-def _offer(lever: Lever) -> Offer:
+def _offer(lever: Lever, saved: str) -> Offer:
     kind = lever.effect.rpartition(": ")[2]  # numerics or results; explain --levers has the rest
-    gain = f"would save {percent(lever.saves)}{f' ({kind})' if kind else ''}"
+    gain = f"would save {percent(lever.saves)}{saved}{f' ({kind})' if kind else ''}"
     return Offer(
         words=f"{_launcher_named(lever.change)} {gain}",
         option=option_words(lever.settings),

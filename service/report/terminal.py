@@ -351,9 +351,9 @@ def profile_words(answer: Answer, problem: Problem) -> str:
 
 
 def _has_files(answer: Answer, problem: Problem) -> bool:
-    """Return whether the first plan has launch files, as far as its number of GPUs goes."""
-    fill = (fills_nodes(problem, plan.config.num_gpus) for plan in answer.plans[:1])
-    return problem.launcher != "none" and all(fill)
+    """Return whether the launcher has files, and starts as many ranks as the first plan has."""
+    first = answer.plans[:1]
+    return problem.launcher != "none" and all(fills_nodes(problem, plan.config.num_gpus) for plan in first)
 
 
 def _next(answer: Answer, problem: Problem) -> str:

@@ -285,7 +285,7 @@ class Context:
     expert_data_group: Group  # ranks that reduce the gradients of one expert
     weight_group: Group  # those that share each dense matrix
     expert_weight_group: Group  # those that share each expert
-    ways: Ways | None  # under which rows are; None: all are under one
+    ways: Ways | None  # the switches that each row is under; None: the same for all
 
     def of(self, shape: LayerShape) -> Context:
         """Return the context of layers of one shape, in a model that has their attention throughout."""
@@ -361,7 +361,7 @@ class Context:
 
     @cached_property
     def kept_ways(self) -> dict[str, list[tuple[IntArray, Context]]]:
-        """Return where contexts of the values of a disputed fact are kept (``ways.each_way``)."""
+        """Return where rows and context of each value of a disputed fact are kept (``ways.each_way``)."""
         return {}
 
     @property
@@ -1030,7 +1030,9 @@ def _context_groups(columns: Columns, place: Placement, fabric: Fabric) -> tuple
 
 
 def context_of(problem: Problem, columns: Columns, profile: Profile, ways: Ways | None = None) -> Context:
-    """Return everything that the formulas read; ``ways``: of the problem, that the rows are under.
+    """Return everything that the formulas read.
+
+    ``ways``: the switches that each row is under; None: the problem's.
 
     Raises:
         DisputedFactError: a fact is read in which the ways differ.

@@ -929,7 +929,7 @@ def _begun_bytes(
     single kernels hand on.
     """
     # a second micro-batch computes a layer while the first exchanges tokens
-    overlapping = _overlaps(ctx)
+    overlapping = _overlaps_experts(ctx)
     into = back = np.zeros_like(ctx.t)
     if ctx.facts.separate_projections:
         passing = [passing_bytes(ctx.of(shape), shape.kind) for shape in layout.kinds]
@@ -955,7 +955,7 @@ def _begun_bytes(
 
 
 @each_way
-def _overlaps(ctx: Context) -> BoolArray | bool:
+def _overlaps_experts(ctx: Context) -> BoolArray | bool:
     return ctx.facts.overlap_experts and experts_overlap(ctx.columns, ctx.model)
 
 

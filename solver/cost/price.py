@@ -921,8 +921,8 @@ def price(
 ) -> RowPrices:  # fmt: skip
     """Price every row; prices are linear in the split, so any split's time and memory are their sums.
 
-    ``with_memory`` false leaves all memory 0: times alone are a fifth quicker. ``ways``: of the problem,
-    that the rows are under (``ways.priced_together``).
+    ``with_memory`` false leaves all memory 0: times alone are a fifth quicker. ``ways``: the switches
+    that each row is under (``ways.priced_together``); None: the problem's.
 
     Raises:
         DisputedFactError: the ways differ in more than terms of the price.

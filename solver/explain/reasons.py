@@ -16,10 +16,7 @@ from meshwright.solver.check import violations_of_all
 from meshwright.solver.clock import Watch, look
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.cost.evaluation import evaluate
-from meshwright.solver.explain.alternatives import (
-    Alternative,
-    alternatives_of,
-)
+from meshwright.solver.explain.alternatives import Alternative, alternatives_of
 from meshwright.solver.explain.waterfall import NO_LOSS, waterfalls
 from meshwright.solver.problem import Problem
 

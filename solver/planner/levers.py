@@ -57,7 +57,6 @@ from meshwright.solver.problem import (
     STANDALONE_STAGES,
     WEIGHT_SHARDS,
     Problem,
-    SearchOptions,
     Workload,
     left_closed,
     may_use_fewer,
@@ -112,8 +111,7 @@ def levers_of(
 ) -> tuple[Lever, ...]:
     """Return the changes that save enough (``worth_of``), the best first; of launchers the fastest alone.
 
-    Where plans are not ranked by their step on all GPUs these are switches that save what they are ranked
-    by: other objectives trade time on purpose.
+    Where plans are ranked by energy, only switches that save energy are searched: others trade it for time.
 
     Args:
         problem: the request.
@@ -127,7 +125,7 @@ def levers_of(
     own, found = _under_first(problem, answer), list[Lever]()
     with watch.cut():
         if not is_plain(problem):
-            return in_order(_weighed(own, profile, answer))
+            return in_order(_saving_energy(own, profile, answer))
         searches = WorkWatch(looks=looks)
         recipes = [*_published(own, profile, answer)]
         found += [lever for lever, _ in recipes]
@@ -181,7 +179,7 @@ def _within(change: Change, seconds: float) -> Change:
 
 
 def has_levers(problem: Problem, answer: Answer) -> bool:
-    """Return whether levers are looked for: of one ranking by step or energy, on all GPUs, in a mesh."""
+    """Return whether levers are searched: for plans on all GPUs in a mesh, ranked by step or energy."""
     options = problem.options
     by_energy = counts_busy(problem) and options.deadline_days is None and not options.batch_sizes
     alone = options.gpus == "all" and not options.pareto and options.baseline is None
@@ -278,8 +276,9 @@ def changes_of(problem: Problem) -> Iterator[Change]:
     yield from _launchers(problem)
 
 
-def _allowing(problem: Problem, word: str) -> SearchOptions:
-    return replace(problem.options, allow=(*problem.options.allow, word))
+def _allowing(problem: Problem, word: str) -> Problem:
+    options = replace(problem.options, allow=(*problem.options.allow, word))
+    return replace(problem, options=options)
 
 
 def _under(problem: Problem, switch: Switch) -> Iterator[Change]:
@@ -411,15 +410,15 @@ def _offered(problem: Problem) -> list[Switch]:
     return [one for one in left_closed(problem) if one.change and one.objective == objective]
 
 
-def _weighed(problem: Problem, profile: Profile, answer: Answer) -> Iterator[Lever]:
-    """Yield what switches save of another objective than the step, each in one search of its settings."""
+def _saving_energy(problem: Problem, profile: Profile, answer: Answer) -> Iterator[Lever]:
+    """Yield the switches that save energy, each found by one search of its settings."""
     first = answer.ranking[0]
     now_s = _score_s(settled_problem(first, problem), profile, first)
     for switch in _offered(problem):
         look()
         change = Change(
             kind=switch.name, words=switch.change, effect=switch.effect,
-            problem=replace(problem, options=_allowing(problem, switch.name)),
+            problem=_allowing(problem, switch.name),
             settings={"search.allow": [switch.name]},
         )  # fmt: skip
         plans, _ = _first_of(_groups_of(change, profile), (1.0 - WORTH) * now_s, with_fewer=False)
@@ -429,7 +428,7 @@ def _weighed(problem: Problem, profile: Profile, answer: Answer) -> Iterator[Lev
 
 
 def _score_s(problem: Problem, profile: Profile, plan: Plan | _Best) -> float:
-    """Return what a plan is ranked by, s; the problem has its switches."""
+    """Return what ranks a plan under a problem that has its switches."""
     priced = [(plan.config, plan.prediction)]
     return scores_s(problem, profile_of_variant(problem, profile), priced)[0]
 
@@ -559,39 +558,34 @@ def _offload(problem: Problem) -> Iterator[Change]:
         kind="offload",
         words="CPU offload",
         effect="",
-        problem=replace(problem, options=_allowing(problem, "offload")),
+        problem=_allowing(problem, "offload"),
         settings={"search.allow": ["offload"]},
     )
 
 
+_LAYOUTS = {
+    STANDALONE_STAGES: "a separate stage for the embedding or the head",
+    WEIGHT_SHARDS: "weights sharded over data-parallel ranks",
+    CONTEXT_MODE: "hierarchical context parallelism",
+}
+
+
 def _layouts(problem: Problem) -> Iterator[Change]:
     """Yield the layouts that a request must allow by name, and that its launcher has."""
-    able, options = launcher_capabilities(problem.launcher), problem.options
-    if usable_gpus(problem) == 1:
-        return
-    for alone in standing_alone(replace(problem, options=_allowing(problem, STANDALONE_STAGES))):
-        if STANDALONE_STAGES not in options.allow:
+    able, allow = launcher_capabilities(problem.launcher), problem.options.allow
+    opened = dict[str, Problem]()
+    for changed in standing_alone(_allowing(problem, STANDALONE_STAGES)):
+        opened[STANDALONE_STAGES] = replace(changed, options=replace(changed.options, allow=allow))
+    if not weight_shard_obstacle(problem, able):
+        opened[WEIGHT_SHARDS] = _allowing(problem, WEIGHT_SHARDS)
+    if not HIERARCHICAL.keys().isdisjoint(able.context_parallel_modes):
+        opened[CONTEXT_MODE] = _allowing(problem, CONTEXT_MODE)
+    for name, changed in opened.items():
+        if name not in allow and usable_gpus(problem) > 1:
             yield Change(
-                kind=STANDALONE_STAGES, words="stages for the embedding or the head alone", effect="",
-                problem=replace(alone, options=replace(alone.options, allow=options.allow)),
-                settings={"search.allow": [STANDALONE_STAGES]},
+                kind=name, words=_LAYOUTS[name], effect="", problem=changed,
+                settings={"search.allow": [name]},
             )  # fmt: skip
-    has = {
-        WEIGHT_SHARDS: not weight_shard_obstacle(problem, able),
-        CONTEXT_MODE: not HIERARCHICAL.keys().isdisjoint(able.context_parallel_modes),
-    }
-    for name, words in _SHARING.items():
-        if name not in options.allow and has[name]:
-            opened = replace(problem, options=_allowing(problem, name))
-            yield Change(
-                kind=name, words=words, effect="", problem=opened, settings={"search.allow": [name]}
-            )
-
-
-_SHARING = {
-    WEIGHT_SHARDS: "weights shared by replicas",
-    CONTEXT_MODE: "context parallelism in two levels",
-}
 
 
 def _launchers(problem: Problem) -> Iterator[Change]:
@@ -920,7 +914,7 @@ def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch
     own, found = _under_first(problem, answer), list[Lever]()
     with watch.cut():
         if not is_plain(problem):
-            return in_order(_weighed(own, profile, answer))
+            return in_order(_saving_energy(own, profile, answer))
         for change in (*_of_fewer_bits(own), *changes_of(own)):
             look()
             plans, _ = _searched(own, change, profile, answer)

@@ -102,7 +102,7 @@ def _to_beat(problem: Problem, answers: Sequence[Answer], rivals: Rivals) -> Riv
     """Return the scores that plans on fewer GPUs must beat."""
     scores = [score_s(problem, plan) for plan in _ranked(problem, answers)]
     best = min([rivals.best_s, *scores[:1]])
-    last = min([rivals.last_s, _least_s(problem, answers[0]), *scores[-1:]])
+    last = min([rivals.last_s, _best_score_s(problem, answers[0]), *scores[-1:]])
     return NO_RIVALS if last == inf else Rivals(best, last * _ROUNDING, rivals.of_meshes)
 
 
@@ -131,32 +131,32 @@ def _searched(
     return replace(answer, warnings=tuple(text for text in answer.warnings if text not in said))
 
 
-def _least_s(problem: Problem, whole: Answer) -> float:
-    return min((score_s(problem, plan) for plan in whole.plans), default=inf)
+def _best_score_s(problem: Problem, of_all: Answer) -> float:
+    return min((score_s(problem, plan) for plan in of_all.plans), default=inf)
 
 
 def _ranked(problem: Problem, answers: Sequence[Answer]) -> list[Plan]:
     """Return the best K plans: those on all GPUs, and those on fewer that are faster than all of them."""
-    whole, *fewer = answers
-    least_s = _least_s(problem, whole)
+    of_all, *fewer = answers
+    least_s = _best_score_s(problem, of_all)
     faster = [plan for one in fewer for plan in one.plans if score_s(problem, plan) < least_s]
     faster.sort(key=lambda plan: (score_s(problem, plan), plan.rank))
-    return [*faster, *whole.plans][: problem.options.top_k]
+    return [*faster, *of_all.plans][: problem.options.top_k]
 
 
 def _joined(
     problem: Problem, profile: Profile, answers: Sequence[Answer], watch: Watch, unsearched_s: float
 ) -> Answer:
     """Return one answer to all numbers of GPUs; on those that were not searched nothing is faster."""
-    whole, plans = answers[0], _ranked(problem, answers)
+    of_all, plans = answers[0], _ranked(problem, answers)
     if len(answers) == 1 and unsearched_s == inf:
-        return whole
+        return of_all
     unsearched: list[Status] = ["unknown"] if unsearched_s < inf else []
     status = status_of_all([*(one.status for one in answers), *unsearched])
     feasible = [one for one in answers if one.status != "infeasible"]
     scores = [score_s(problem, plan) for plan in plans]
     bound_s = _bound_s(feasible, unsearched_s, scores)
-    first = next((one for one in answers if plans and plans[0] in one.plans), whole)
+    first = next((one for one in answers if plans and plans[0] in one.plans), of_all)
     floors = _floors(problem, answers) if unsearched_s == inf else RankFloors()
     # scores are of the request's batch, steps of the plan's own
     batch_share = plans[0].config.global_batch_size / problem.workload.global_batch_size if plans else 1.0
@@ -177,9 +177,9 @@ def _joined(
         counts={name: counts[name] for name in first.counts},
         elapsed_s=watch.elapsed_s,
         warnings=tuple(dict.fromkeys(text for one in answers for text in one.warnings)),
-        infeasible=None if plans else whole.infeasible,
-        num_gpus_used=plans[0].config.num_gpus if plans else whole.num_gpus_used,
-        notes={**first.notes, **_idle(problem, whole, plans)},
+        infeasible=None if plans else of_all.infeasible,
+        num_gpus_used=plans[0].config.num_gpus if plans else of_all.num_gpus_used,
+        notes={**first.notes, **_idle(problem, of_all, plans)},
         space="every" if all(one.space == "every" for one in answers) else "usual",
         floors=floors,
         choices=tuple(each for one in answers for each in one.choices),
@@ -202,9 +202,9 @@ def _floors(problem: Problem, answers: Sequence[Answer]) -> RankFloors:
     if not all(one.known for one in feasible):
         return RankFloors()
     by_layout = all(one.layouts for one in feasible if one.meshes)
-    whole, *fewer = answers
-    least_s = _least_s(problem, whole)
-    every = [whole.floors, *(one.floors.below(least_s) for one in fewer)]
+    of_all, *fewer = answers
+    least_s = _best_score_s(problem, of_all)
+    every = [of_all.floors, *(one.floors.below(least_s) for one in fewer)]
     return RankFloors(
         known=True,
         meshes={mesh: floor for one in every for mesh, floor in one.meshes.items()},
@@ -212,10 +212,10 @@ def _floors(problem: Problem, answers: Sequence[Answer]) -> RankFloors:
     )
 
 
-def _idle(problem: Problem, whole: Answer, plans: Sequence[Plan]) -> dict[str, str]:
+def _idle(problem: Problem, of_all: Answer, plans: Sequence[Plan]) -> dict[str, str]:
     """Return the note on the GPUs that the first plan leaves idle, unless a warning says why."""
     used, usable = plans[0].config.num_gpus if plans else 0, usable_gpus(problem)
-    known = not plans or used == usable or {*fewer_are_used(problem, used)} <= {*whole.warnings}
+    known = not plans or used == usable or {*fewer_are_used(problem, used)} <= {*of_all.warnings}
     if known:
         return {}
     each = per_node_of(problem)
@@ -223,9 +223,9 @@ def _idle(problem: Problem, whole: Answer, plans: Sequence[Plan]) -> dict[str, s
     idle, most, own = (usable - used) // size, usable // size, used // size
     words = f"{idle} of {most} {unit}s {'is' if idle == 1 else 'are'} idle: {own} {unit}{'s'[: own > 1]}"
     words += f" take{'s'[: own == 1]} {score_s(problem, plans[0]):.4g} s a step with this batch"
-    on_all = [plan for plan in whole.plans if plan.config.num_gpus == usable]
+    on_all = [plan for plan in of_all.plans if plan.config.num_gpus == usable]
     if on_all:
         words += f", all {most} take {score_s(problem, on_all[0]):.4g} s"
-    elif whole.status == "infeasible":
+    elif of_all.status == "infeasible":
         words += f", and no configuration fits on all {most}"
     return {IDLE: words}

@@ -689,19 +689,21 @@ def unwritten(problem: Problem) -> tuple[str, ...]:
     )
 
 
-def unstarted(problem: Problem, plans: Sequence[Plan]) -> tuple[str, ...]:
-    """Warn of plans whose ranks launch files cannot start, by their numbers of GPUs."""
+def unstarted(problem: Problem, plans: Sequence[Plan]) -> Iterator[str]:
+    """Warn of plans that launch files cannot start, by their numbers of GPUs."""
     if problem.launcher == "none" or problem.places_stages:
-        return ()
-    ranks, sizes = dict[int, list[str]](), sorted({one.gpus_per_node for one in problem.cluster.groups})
+        return
+    ranks = dict[int, list[str]]()
     for plan in plans:
         if not fills_nodes(problem, plan.config.num_gpus):
             ranks.setdefault(plan.config.num_gpus, []).append(f"#{plan.rank}")
-    nodes = f"nodes of {' and '.join(map(str, sizes))}"
-    why = "you get predictions but no launch files, which start as many ranks on each node"
-    return tuple(
-        f"{', '.join(which)}: {why}: {gpus} GPUs don't fill {nodes}" for gpus, which in ranks.items()
-    )
+    sizes = sorted({group.gpus_per_node for group in problem.cluster.groups})
+    why = "you get predictions but no launch files: they start as many ranks on each node"
+    for num_gpus, named in ranks.items():
+        unequal = f"{num_gpus} GPUs don't fill nodes of {sizes[0]}"
+        if len(sizes) > 1:
+            unequal = f"nodes have {' and '.join(map(str, sizes))} GPUs"
+        yield f"{', '.join(named)}: {why}, and {unequal}"
 
 
 def stored_notes(problem: Problem) -> tuple[str, ...]:

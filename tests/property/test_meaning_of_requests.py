@@ -171,9 +171,9 @@ def everything(problem: Problem, answer: Answer) -> list[Tried]:
 
 
 def listed(problem: Problem, some: list[Tried], by: list[Tried]) -> list[Tried]:
-    """Those that may be listed: what leaves GPUs idle is faster than ``by`` on as many as can be used.
+    """Those that may be listed: on fewer GPUs they are faster than every one in ``by`` on the most usable.
 
-    Of diverse ones it is the best layout of its mesh.
+    Of diverse ones on fewer GPUs each is the best of its mesh.
     """
     if problem.options.gpus == "fewest" or not leaves_nodes_open(problem):
         return some
@@ -197,7 +197,7 @@ def launcher_and_work(one: Tried) -> tuple[str, ...]:
 
 
 def most_used(problem: Problem, name: tuple[str, ...]) -> int:
-    """All GPUs, or as many of them as anything is legal on."""
+    """All GPUs, or the largest number below that anything is legal on."""
     each = next(one for one in of_each_launcher(problem) if (one.launcher, *work_of(way_of(one))) == name)
     counts = numbers_of_gpus(each)
     return max(counts) if any_legal(each, profile_of(each), counts) else fewer_used(each, max(counts))

@@ -43,7 +43,7 @@ def drawn(name: str, launcher: str, *allow: str) -> tuple[Problem, Columns, Ways
 
 
 def arrays(prices: RowPrices) -> dict[str, FloatArray]:
-    """The prices by name; of a breakdown, which is not shared, nothing."""
+    """The prices by name, without the breakdown, which is not shared."""
     names = [one.name for one in fields(prices) if not one.name.endswith(("breakdown_s", "moments"))]
     return {name: getattr(prices, name) for name in names if name != "prediction"} | prices.prediction
 

@@ -200,12 +200,12 @@ _ANSWER = remembering(ask)
 def known_answer(
     problem: Problem, profile: Profile, *, known: Sequence[Configuration] = (), **_watching: object
 ) -> Any:  # noqa: ANN401 - an answer
-    """Answer a question once in this process, whichever command asks it and whoever watches the search."""
+    """Answer a question once in this process, whichever command asks it."""
     return _ANSWER(problem, profile, known=known)
 
 
 def answer_once(patch: pytest.MonkeyPatch) -> None:
-    """Let commands answer the same question once, and look for nothing that is faster beside it."""
+    """Let commands answer the same question once, and search no levers."""
     for command in ("solver.planner.launchers", "service.cli.explain"):
         patch.setattr(f"meshwright.{command}.ask", known_answer)
     patch.setattr("meshwright.solver.planner.launchers.levers_of", lambda *_, **__: ())

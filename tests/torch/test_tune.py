@@ -61,9 +61,9 @@ def state(folder: Path) -> dict[str, Any]:
 
 
 def begun_and_killed(folder: Path, line: list[str], environment: Mapping[str, str]) -> float:
-    """Start a tuning, and kill it when a rank of its first run has said something.
+    """Start a tuning, and kill it once a rank of its first run has written a line.
 
-    Returns the seconds from the start of that run until its last line before the kill.
+    Returns the seconds from the start of that run to its last line before the kill.
     """
     with subprocess.Popen(
         [*MESHWRIGHT, *line], cwd=folder, start_new_session=True,
@@ -79,7 +79,7 @@ def begun_and_killed(folder: Path, line: list[str], environment: Mapping[str, st
 
 
 def _said_after_s(folder: Path) -> float | None:
-    """Seconds from the start of the run that goes on until its last line; none before the first."""
+    """Seconds from the start of the current run to its last line; None: it has written none."""
     running = state(folder)["running"]
     log = folder / "tuning" / running["plan_id"] / LOG_FILE if running else None
     if log is None or not log.exists() or not log.stat().st_size:

@@ -206,7 +206,7 @@ def decide(question: Question) -> Verdict:
         return Verdict(status="MODEL_INVALID")
     solver: cp_model.CpSolver = solver_within(cp_model, question.deterministic_limit, question.seed)
     solver.parameters.max_time_in_seconds = question.time_limit_s
-    solver.parameters.cp_model_probing_level = 0  # two thirds of the time: it would try every single row
+    solver.parameters.cp_model_probing_level = 0  # it tries every row, in two thirds of the time
     status = solver.solve(model)
     found = order[solver.value(row)] if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else None
     return Verdict(status=solver.status_name(status), row=found, cpu_s=time.process_time() - start_s)

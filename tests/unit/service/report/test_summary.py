@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from meshwright.service.report.levers import render_levers
 from meshwright.service.report.standings import standings_of
 from meshwright.service.report.summary import mail_lines, summary_of, title_words, warning_words
 from meshwright.service.report.terminal import render_summary
 from meshwright.service.report.verdict import verdict_of
-from meshwright.solver.answer import Answer, Lever, Odds, Reference
+from meshwright.solver.answer import Answer, Lever, ObjectiveClaim, Odds, Reference
 from meshwright.solver.problem import Problem
 from tests.builders import (
     a_cluster,
@@ -205,6 +206,21 @@ def test_changes_that_save_little_share_a_line() -> None:
     assert offers[-1].option == "meshwright explain --levers"
     (alone,) = summary_of(an_answer(levers=(replace(BF16, saves=0.02),)), a_problem()).offers
     assert alone.option == "--allow gradient_dtype"
+
+
+def test_what_a_change_saves_is_called_energy_where_that_ranks() -> None:
+    limit = replace(
+        BF16, change="a power limit", kind="power_limit_w", effect="steps take longer",
+        settings={"search.allow": ["power_limit_w"]},
+    )  # fmt: skip
+    claim = ObjectiveClaim(name="energy_per_token", unit="J/token", value=2.3, bound=2.3, gap=0.0)
+    (offer,) = summary_of(an_answer(objective=claim, levers=(limit,)), a_problem()).offers
+    assert offer.words == "a power limit would save 6 % of the energy (steps take longer)"
+    console = Console(width=200, file=io.StringIO(), highlight=False)
+    console.print(render_levers([limit], a_plan(), objective="energy_per_token", complete=True, width=200))
+    said = console.file.getvalue().replace("\N{NO-BREAK SPACE}", " ")
+    assert "save more than 1 % of the first plan's energy per token:" in said
+    assert "saves 6 % of the energy per token: 30.8 s on 128 GPUs" in said
 
 
 @pytest.mark.parametrize(

@@ -320,7 +320,7 @@ def test_nodes_that_fit_the_model_and_meet_the_deadline_are_offered_where_one_no
     [  # 2 replicas of 2 × 5 GPUs are 20 of 24; of 2 × 4, 16
         ([("h100", 3, 8)], (2, 5), "20 GPUs don't fill nodes of 8"),
         ([("h100", 3, 8)], (2, 4), None),
-        ([("rtx-3060", 1, 2), ("rtx-3090", 1, 1)], (), "3 GPUs don't fill nodes of 1 and 2"),
+        ([("rtx-3060", 1, 2), ("rtx-3090", 1, 1)], (), "nodes have 1 and 2 GPUs"),
     ],
 )
 def test_plans_whose_ranks_no_launch_file_can_start_say_so(

@@ -669,8 +669,8 @@ def test_a_heavy_head_takes_a_stage_of_its_own_where_that_is_allowed() -> None:
     named = levers_of(heavy, profile, before, Watch(time_limit_s=60.0), looks=10_000)
     (stages,) = (one for one in named if one.kind == "standalone_stages")
     assert stages.step_time_s == pytest.approx(after.plans[0].prediction.step_time_s)
-    again = levers_of(asked, profile, after, Watch(time_limit_s=60.0), looks=10_000)
-    assert all(one.kind != "standalone_stages" for one in again)
+    allowed = levers_of(asked, profile, after, Watch(time_limit_s=60.0), looks=10_000)
+    assert all(one.kind != "standalone_stages" for one in allowed)
     # a launcher without such stages is searched as it was
     other = replace(asked, launcher="ms-swift")
     assert len(variants_of(other, profile_of(other))) == 1
