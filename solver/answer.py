@@ -332,7 +332,7 @@ class Lever(Remedy):
     """A change of a problem that has plans, which the user may decide and which trains faster."""
 
     saves: float  # share of the first plan's time for each token, or of its energy where that ranks
-    effect: str = ""  # what it changes; behind a colon: numerics or results. Empty: neither
+    effect: str = ""  # what it changes; behind a colon: numerics, results or energy. Empty: none of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

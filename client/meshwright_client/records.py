@@ -381,7 +381,7 @@ class Lever:
     kind: str = ""  # risk, limits, switch, precision, offload, launcher, batch, nodes, gpus, …
     settings: Mapping[str, Any] = field(default_factory=dict)  # values by their paths in the request
     saves: float  # share of the first plan's time for each token, or of its energy where that ranks
-    effect: str = ""  # what it changes; behind a colon: numerics or results. Empty: neither
+    effect: str = ""  # what it changes; behind a colon: numerics, results or energy. Empty: none of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
