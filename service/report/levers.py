@@ -1,4 +1,4 @@
-"""Every change that trains faster than the first plan, as ``explain --levers`` prints it."""
+"""Every change that saves time, or energy where that ranks, as ``explain --levers`` prints it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from rich.text import Text
 
 from meshwright.service.report import formatting
 from meshwright.service.report.sentences import remedy_words
-from meshwright.solver.answer import Lever, Plan
+from meshwright.solver.answer import OBJECTIVE_NAMES, Lever, Plan
 
 
-def lever_words(lever: Lever, saved: str) -> tuple[str, str, str]:
+def lever_words(lever: Lever, saved: str = "time per token") -> tuple[str, str, str]:
     """Return ``Bf16 gradients (--allow gradient_dtype)``, its gain with its plan, and what it changes."""
     change, plan = remedy_words(lever)
     return (
@@ -22,15 +22,26 @@ def lever_words(lever: Lever, saved: str) -> tuple[str, str, str]:
     )
 
 
+_UNSOUGHT = (
+    "No changes are searched for this request. Rank plans by their step or by energy_per_token, on all "
+    "GPUs of one kind, without --deadline-days, --pareto and --baseline."
+)
+
+
 def render_levers(
-    levers: Sequence[Lever], first: Plan, *, objective: str, complete: bool, width: int
+    levers: Sequence[Lever], first: Plan, *, objective: str, sought: bool, complete: bool, width: int
 ) -> Group:
-    """Return the changes with their gains, and whether all of them were searched."""
-    saved, cost = "time per token", f"step of {formatting.seconds(first.prediction.step_time_s)}"
-    if objective == "energy_per_token":
-        saved = cost = "energy per token"
-    head = f"Changes that you may decide and that save more than 1 % of the first plan's {cost}:"
-    none = f"No change that you may decide saves more than 1 % of the first plan's {cost}."
+    """Return the changes with their gains in what plans are ranked by, and whether all were searched.
+
+    ``sought``: whether any is looked for.
+    """
+    if not sought:
+        return Group(formatting.wrapped(_UNSOUGHT, width))
+    saved = OBJECTIVE_NAMES.get(objective, "time per token")
+    step = f"step of {formatting.seconds(first.prediction.step_time_s)}"
+    of_first = OBJECTIVE_NAMES.get(objective, step)
+    head = f"Changes that you may decide and that save more than 1 % of the first plan's {of_first}:"
+    none = f"No change that you may decide saves more than 1 % of the first plan's {of_first}."
     lines = [formatting.wrapped(head if levers else none, width)]
     for lever in levers:
         change, gain, effect = map(formatting.with_ties, lever_words(lever, saved))

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from meshwright.service.report.levers import render_levers
 from meshwright.service.report.standings import standings_of
 from meshwright.service.report.summary import mail_lines, summary_of, title_words, warning_words
 from meshwright.service.report.terminal import render_summary
@@ -216,12 +215,6 @@ def test_what_a_change_saves_is_called_energy_where_that_ranks() -> None:
     claim = ObjectiveClaim(name="energy_per_token", unit="J/token", value=2.3, bound=2.3, gap=0.0)
     (offer,) = summary_of(an_answer(objective=claim, levers=(limit,)), a_problem()).offers
     assert offer.words == "a power limit would save 6 % of the energy (steps take longer)"
-    printed = io.StringIO()
-    console = Console(width=200, file=printed, highlight=False)
-    console.print(render_levers([limit], a_plan(), objective="energy_per_token", complete=True, width=200))
-    said = printed.getvalue().replace("\N{NO-BREAK SPACE}", " ")
-    assert "save more than 1 % of the first plan's energy per token:" in said
-    assert "saves 6 % of the energy per token: 30.8 s on 128 GPUs" in said
 
 
 @pytest.mark.parametrize(

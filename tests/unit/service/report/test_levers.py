@@ -1,0 +1,40 @@
+"""Changes with their gains, in the words of what plans are ranked by."""
+
+from typing import Any
+
+import pytest
+
+from meshwright.service.report.levers import render_levers
+from meshwright.solver.answer import Lever
+from tests.builders import a_configuration, a_plan
+
+LIMIT = Lever(
+    change="a power limit", effect="steps take longer", kind="power_limit_w", saves=0.16,
+    config=a_configuration(), step_time_s=40.0, num_gpus=128, gpu_s_per_token=1.0,
+    peak_memory_bytes=60 * 2**30, settings={"search.allow": ["power_limit_w"]},
+)  # fmt: skip
+
+
+def said(*levers: Lever, **asked: Any) -> str:  # noqa: ANN401 - of any option
+    shown = render_levers(levers, a_plan(), **{"sought": True, "complete": True, "width": 200} | asked)
+    return " ".join(str(line).strip() for line in shown.renderables).replace("\N{NO-BREAK SPACE}", " ")
+
+
+@pytest.mark.parametrize(
+    ("objective", "of_first", "saved"),
+    [
+        ("step_time", "first plan's step of 32.8 s", "time per token"),
+        ("energy_per_token", "first plan's energy per token", "energy per token"),
+    ],
+)
+def test_gains_are_of_what_plans_are_ranked_by(objective: str, of_first: str, saved: str) -> None:
+    found = said(LIMIT, objective=objective)
+    assert f"{of_first}:" in found
+    assert f"saves 16 % of the {saved}: 40.0 s on 128 GPUs" in found
+    assert f"{of_first}." in said(objective=objective)
+
+
+def test_where_no_change_is_sought_none_is_said_to_save_nothing() -> None:
+    found = said(objective="robust", sought=False)
+    assert found.startswith("No changes are searched for this request.")
+    assert "saves" not in found
