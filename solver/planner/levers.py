@@ -678,21 +678,23 @@ def _with_ends_alone(problem: Problem, profile: Profile, answer: Answer) -> list
 
     An end of the model alone favours other numbers of chunks, and only the best split shows it.
     """
-    (way, *_), alone = (
-        _ways(problem, answer),
+    alone, layers = (
         sum(launcher_capabilities(problem.launcher).alone(problem.model)),
+        problem.model.num_layers,
     )
-    own, layers = profile_of_variant(way, profile), problem.model.num_layers
     staged = [one.config for one in answer.ranking if one.config.pipeline_parallel_size > 1]
-    configs = [settle(way, one) for mesh in staged for one in _chunked(mesh, layers, alone)]
-    columns = Columns.of([one for one in configs if one is not None])
-    legal = np.flatnonzero(violation_masks(rules_of(way), columns) == 0)
-    if not len(legal):
-        return []
-    frontier = Frontier.of(priced_space(way, own, columns.take(legal)), 1)
-    frontier.run(lambda _: False)
-    plans = plans_of(way, own, frontier, Certificate())
-    return [_Best(one.config, one.prediction, way) for one in plans[:1]]
+    found = list[_Best]()
+    for way in _ways(problem, answer)[:1]:
+        configs = [settle(way, one) for mesh in staged for one in _chunked(mesh, layers, alone)]
+        columns = Columns.of([one for one in configs if one is not None])
+        legal = np.flatnonzero(violation_masks(rules_of(way), columns) == 0)
+        if len(legal):
+            own = profile_of_variant(way, profile)
+            frontier = Frontier.of(priced_space(way, own, columns.take(legal)), 1)
+            frontier.run(lambda _: False)
+            plans = plans_of(way, own, frontier, Certificate())
+            found += [_Best(one.config, one.prediction, way) for one in plans]
+    return found
 
 
 def _ways(problem: Problem, answer: Answer) -> list[Problem]:
