@@ -157,7 +157,7 @@ def _far(
     return plans if proved else _nearby(problem, change, profile, answer)
 
 
-_FEW = 3000  # candidates without stages: a search of so few takes about as long as a look at what is near
+_FEW = 3000  # candidates without stages: searching so few takes about as long as trying those nearby
 
 
 def _is_searched(change: Change) -> bool:
