@@ -161,9 +161,9 @@ _FEW = 3000  # candidates without stages: searching so few takes about as long a
 
 
 def _is_searched(change: Change) -> bool:
-    """Return whether a plan far away may be found: where memory is freed.
+    """Return whether a change is searched: it frees memory, so that a plan far away may fit.
 
-    Among few candidates without stages any change is searched; of launchers the best alone is, afterwards.
+    Among few candidates without stages any change is searched. Of launchers only the best is, afterwards.
     """
     asked = change.problem
     if change.frees_memory:
@@ -674,14 +674,12 @@ def _nearby(problem: Problem, change: Change, profile: Profile, answer: Answer) 
 
 
 def _with_ends_alone(problem: Problem, profile: Profile, answer: Answer) -> list[_Best]:
-    """Return the fastest plan of the meshes of all plans, with other chunks, under any split.
+    """Return the fastest plan on the meshes of all plans, with any number of chunks and any split.
 
     An end of the model alone favours other numbers of chunks, and only the best split shows it.
     """
-    (way, *_), alone = (
-        _ways(problem, answer),
-        sum(launcher_capabilities(problem.launcher).alone(problem.model)),
-    )
+    way, *_ = _ways(problem, answer)
+    alone = sum(launcher_capabilities(problem.launcher).alone(problem.model))
     own, layers = profile_of_variant(way, profile), problem.model.num_layers
     staged = [one.config for one in answer.ranking if one.config.pipeline_parallel_size > 1]
     configs = [settle(way, one) for mesh in staged for one in _chunked(mesh, layers, alone)]
@@ -738,8 +736,8 @@ def _chunked(config: Configuration, layers: int, alone: int = 0) -> Iterator[Con
     """
     stages = config.pipeline_parallel_size
     each = range(1, -(-layers // stages) + 1) if stages > 1 and not config.stage_groups else ()
-    most = [-(-layers // size) + empty for size in each for empty in range(alone + 1)]
-    for chunks in sorted({-(-one // stages) for one in most}):
+    totals = [-(-layers // size) + empty for size in each for empty in range(alone + 1)]
+    for chunks in sorted({-(-total // stages) for total in totals}):
         yield replace(config, virtual_pipeline_size=chunks)
 
 
