@@ -747,13 +747,11 @@ class SharedPasses:
 def _passes_under_each(
     few: _Passes, numbers: Sequence[int], problems: Sequence[Problem], profile: Profile
 ) -> Iterator[tuple[int, dict[str, FloatArray]]]:
-    """Yield the number of each problem with its passes of few rows, (n, P) each, and ``fixed_s``."""
+    """Yield the index of each problem with its passes of few rows, (n, P) each, and ``fixed_s``, (n,)."""
     look()
     ways = Ways.of_each_row([problems[number] for number in numbers], profile)
-    shape, layout = (
-        (len(numbers), len(few.columns)),
-        LayerLayout.of(problems[0].model, problems[0].training),
-    )
+    layout = LayerLayout.of(problems[0].model, problems[0].training)
+    shape = (len(numbers), len(few.columns))
     try:
         ctx = few.under(ways.problems[0], profile, ways)
         passes, once_s = _pass_prices(_part_prices(ctx, layout), shape), fixed_s(ctx)
@@ -769,7 +767,7 @@ def _passes_under_each(
 def _passes_by_way(
     problems: Sequence[Problem], columns: Columns, profile: Profile
 ) -> Iterator[tuple[int, dict[str, FloatArray], IntArray]]:
-    """Yield as ``_passes_under_each``, and which of the few rows each of all has."""
+    """Yield what ``_passes_under_each`` does, and the index of each row's passes, (n,)."""
     alike, work = dict[tuple[bool, bool], list[int]](), problems[0].workload
     for number, problem in enumerate(problems):
         facts = facts_as_run(problem, profile)

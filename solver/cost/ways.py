@@ -36,16 +36,20 @@ class AgreedFacts(FrameworkFacts):
     """The facts in which ways agree; another one raises ``DisputedFactError``."""
 
     @classmethod
-    def of(cls, ways: Sequence[FrameworkFacts]) -> AgreedFacts:
-        """Return what ways agree in: facts, and what follows from facts in which they do not."""
-        found = object.__new__(cls)
+    def of(cls, facts: Sequence[FrameworkFacts]) -> AgreedFacts:
+        """Return what is equal in all: facts, and what is derived from them, even from unequal ones.
+
+        Raises:
+            DisputedFactError: a fact with a default differs.
+        """
+        agreed = object.__new__(cls)
         for name in (*_FACTS, *_DERIVED):
-            first, *others = (getattr(one, name) for one in ways)
+            first, *others = (getattr(one, name) for one in facts)
             if all(one == first for one in others):
-                found.__dict__[name] = first
-            elif name in _DEFAULTS:  # which would be read instead
+                agreed.__dict__[name] = first
+            elif name in _DEFAULTS:  # the default would be read instead
                 raise DisputedFactError(name)
-        return found
+        return agreed
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - of any fact
         raise DisputedFactError(name)
@@ -64,16 +68,16 @@ class Ways:
     """
 
     problems: tuple[Problem, ...]
-    facts: tuple[FrameworkFacts, ...]  # of each
-    of_row: IntArray | None  # (n,); None: each row is under each way
+    facts: tuple[FrameworkFacts, ...]  # of each problem
+    of_row: IntArray | None  # (n,) index of each row's problem; None: each row is under each
 
     @classmethod
     def of(cls, problems: Sequence[Problem], of_row: IntArray, profile: Profile) -> Ways:
         """Return the ways that some rows are under, of those in ``problems``."""
-        numbers = np.flatnonzero(np.bincount(of_row))
-        under = tuple(problems[number] for number in numbers.tolist())
+        used = np.flatnonzero(np.bincount(of_row))
+        under = tuple(problems[index] for index in used.tolist())
         facts = tuple(facts_as_run(one, profile) for one in under)
-        return cls(problems=under, facts=facts, of_row=np.searchsorted(numbers, of_row))
+        return cls(problems=under, facts=facts, of_row=np.searchsorted(used, of_row))
 
     @classmethod
     def of_each_row(cls, problems: Sequence[Problem], profile: Profile) -> Ways:
@@ -118,7 +122,7 @@ class Ways:
 
 
 class Pricing(Protocol):
-    """Price rows of one problem, or of several ways of it."""
+    """A function that prices rows of one problem, or of several ways of it."""
 
     def __call__(
         self, problem: Problem, columns: Columns, profile: Profile, *, ways: Ways | None = None
@@ -127,7 +131,7 @@ class Pricing(Protocol):
 
 
 def priced_together(pricing: Pricing, ways: Ways, columns: Columns, profile: Profile) -> RowPrices:
-    """Price rows, each under the problem of its way; without their breakdown.
+    """Return the prices of rows, each under the problem of its way, without their breakdown.
 
     Ways are priced one by one in fp32, where facts change the profile, and with a residual, which reads the
     problem.
@@ -153,7 +157,7 @@ Found = TypeVar("Found")
 def each_way(
     term: Callable[Concatenate[Context, Args], Found],
 ) -> Callable[Concatenate[Context, Args], Found]:
-    """Find a term of the rows of a context for all ways at once, or for each value of a disputed fact.
+    """Compute a term of a context's rows for all ways at once, or for each value of a disputed fact.
 
     Arguments and results are arrays of shape (n,), dataclasses of such, and what rows have in common.
     """

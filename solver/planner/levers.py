@@ -157,13 +157,13 @@ def _far(
     return plans if proved else _nearby(problem, change, profile, answer)
 
 
-_FEW = 3000  # candidates without stages: a search of so few takes about as long as a look at what is near
+_FEW = 3000  # candidates without stages: searching so few takes about as long as trying those nearby
 
 
 def _is_searched(change: Change) -> bool:
-    """Return whether a plan far away may be found: where memory is freed.
+    """Return whether a change is searched: it frees memory, so that a plan far away may fit.
 
-    Among few candidates without stages any change is searched; of launchers the best alone is, afterwards.
+    Among few candidates without stages any change is searched. Of launchers only the best is, afterwards.
     """
     asked = change.problem
     if change.frees_memory:
@@ -674,16 +674,13 @@ def _nearby(problem: Problem, change: Change, profile: Profile, answer: Answer) 
 
 
 def _with_ends_alone(problem: Problem, profile: Profile, answer: Answer) -> list[_Best]:
-    """Return the fastest plan of the meshes of all plans, with other chunks, under any split.
+    """Return the fastest plan on the meshes of all plans, with any number of chunks and any split.
 
     An end of the model alone favours other numbers of chunks, and only the best split shows it.
     """
-    alone, layers = (
-        sum(launcher_capabilities(problem.launcher).alone(problem.model)),
-        problem.model.num_layers,
-    )
+    alone = sum(launcher_capabilities(problem.launcher).alone(problem.model))
+    layers, found = problem.model.num_layers, list[_Best]()
     staged = [one.config for one in answer.ranking if one.config.pipeline_parallel_size > 1]
-    found = list[_Best]()
     for way in _ways(problem, answer)[:1]:
         configs = [settle(way, one) for mesh in staged for one in _chunked(mesh, layers, alone)]
         columns = Columns.of([one for one in configs if one is not None])
@@ -740,8 +737,8 @@ def _chunked(config: Configuration, layers: int, alone: int = 0) -> Iterator[Con
     """
     stages = config.pipeline_parallel_size
     each = range(1, -(-layers // stages) + 1) if stages > 1 and not config.stage_groups else ()
-    most = [-(-layers // size) + empty for size in each for empty in range(alone + 1)]
-    for chunks in sorted({-(-one // stages) for one in most}):
+    totals = [-(-layers // size) + empty for size in each for empty in range(alone + 1)]
+    for chunks in sorted({-(-total // stages) for total in totals}):
         yield replace(config, virtual_pipeline_size=chunks)
 
 
