@@ -379,7 +379,7 @@ class Lever:
     gpu_s_per_token: float  # what changes are ordered by
     peak_memory_bytes: int
     kind: str = ""  # risk, limits, switch, precision, offload, launcher, batch, nodes, gpus, …
-    settings: Mapping[str, Any] = field(default_factory=dict)  # values by their paths in the request
+    settings: Mapping[str, Any] = field(default_factory=dict)  # by paths in the request; lists add to it
     saves: float  # share of the first plan's time per token; of its energy with that objective
     effect: str = ""  # what it changes; behind a colon: numerics or results. Empty: neither
 

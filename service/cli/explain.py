@@ -71,7 +71,7 @@ def explain(
         typer.Option(
             "--levers",
             help="Search every change that may train faster: gradient type, optimizer, precision, batch, "
-            "offload, switches, launcher, one of unlike node groups. Takes a request, or --plan.",
+            "offload, layouts, switches, launcher, one of unlike node groups. Takes a request, or --plan.",
         ),
     ] = False,
     why_not: Annotated[
@@ -190,7 +190,7 @@ def _explain_levers(
     request: Request, plan_id: str | None, calibration: list[Path] | None, *, as_json: bool
 ) -> None:
     """Print every change that trains faster than the first plan, each searched."""
-    from meshwright.solver.planner.levers import every_lever  # noqa: PLC0415 - asked for by few
+    from meshwright.solver.planner.levers import every_lever, has_levers  # noqa: PLC0415 - asked for by few
 
     with cancellable() as should_stop:
         if plan_id is not None:
@@ -206,15 +206,16 @@ def _explain_levers(
             console.print(render_summary(answer, problem, width=console.width))
             raise typer.Exit(code_of(answer, cancelled=should_stop()))
         watch = Watch(time_limit_s=_LEVERS_S, should_stop=should_stop)
-        found = every_lever(problem, costs, answer, watch)
+        found, sought = every_lever(problem, costs, answer, watch), has_levers(problem, answer)
+    complete = sought and not watch.stopped
     if as_json:
-        print_json({"levers": [asdict(one) for one in found], "complete": not watch.stopped})
+        print_json({"levers": [asdict(one) for one in found], "complete": complete})
         return
     console.print(header(problem, console.width))
     console.print(
         render_levers(
             found, answer.ranking[0],
-            objective=problem.options.objective, complete=not watch.stopped, width=console.width,
+            objective=problem.options.objective, complete=complete, width=console.width, sought=sought,
         )
     )  # fmt: skip
 

@@ -701,5 +701,6 @@ _PUT: Mapping[str, Callable[[Request, str, object], None]] = {
     "search.pin": _put_in,
     "search.bounds": _put_in,
     "search.forbid": _put_in,
+    "search.allow": _append,
     "search.constraints": _append,
 }

@@ -22,10 +22,18 @@ def lever_words(lever: Lever, saved: str) -> tuple[str, str, str]:
     )
 
 
+_UNSOUGHT = (
+    "No changes are searched for this request. Rank plans by their step or by energy_per_token, on all "
+    "GPUs of one kind, without --deadline-days, --pareto and --baseline."
+)
+
+
 def render_levers(
-    levers: Sequence[Lever], first: Plan, *, objective: str, complete: bool, width: int
+    levers: Sequence[Lever], first: Plan, *, objective: str, complete: bool, width: int, sought: bool = True
 ) -> Group:
-    """Return the changes with their gains, and whether all of them were searched."""
+    """Return the changes with their gains, and whether all of them were searched; ``sought``: if any."""
+    if not sought:
+        return Group(formatting.wrapped(_UNSOUGHT, width))
     saved, cost = "time per token", f"step of {formatting.seconds(first.prediction.step_time_s)}"
     if objective == "energy_per_token":
         saved = cost = "energy per token"

@@ -266,6 +266,16 @@ def test_the_nodes_of_a_catalog_cluster_are_not_changed() -> None:
         read_request(cluster="dgx-h100", num_nodes="1", gpus_per_node=4)
 
 
+def test_what_options_allow_is_allowed_beside_what_the_file_does(tmp_path: Path) -> None:
+    """A lever's option is pasted behind the file, whose plans it is compared with."""
+    path = tmp_path / "problem.json"
+    path.write_text('{"search": {"allow": ["fp8"]}}')
+    assert read_request(str(path), allow=["offload"])["search"] == {"allow": ["fp8", "offload"]}
+    path.write_text('{"search": {"allow": "fp8"}}')
+    with pytest.raises(InvalidProblemError, match=r"search.allow: must be a list"):
+        read_request(str(path), allow=["offload"])
+
+
 def test_constraints_of_options_follow_those_of_the_file_and_may_use_short_names(tmp_path: Path) -> None:
     path = tmp_path / "problem.json"
     path.write_text('{"search": {"constraints": ["zero_stage < 3"]}}')

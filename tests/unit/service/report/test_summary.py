@@ -223,6 +223,13 @@ def test_what_a_change_saves_is_called_energy_where_that_ranks() -> None:
     assert "saves 6 % of the energy per token: 30.8 s on 128 GPUs" in said
 
 
+def test_where_no_change_is_searched_none_is_said_to_save_nothing() -> None:
+    console = Console(width=200, file=io.StringIO(), highlight=False)
+    console.print(render_levers([], a_plan(), objective="robust", complete=False, width=200, sought=False))
+    assert "No changes are searched for this request." in console.file.getvalue()
+    assert "No change that you may decide" not in console.file.getvalue()
+
+
 @pytest.mark.parametrize(
     ("counts", "listed"),
     [((), ""), ((16,), ""), ((1, 2, 4), "1,2,4"), (tuple(range(1, 33)), "1,5,9,13,17,21,25,29,32")],
