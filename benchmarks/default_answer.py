@@ -20,6 +20,7 @@ from math import inf
 
 from benchmarks.default_switches import MODELS as EXPERTS
 from benchmarks.search import DOCUMENT, aligned, renewed, written
+from meshwright.profiles.library import find_model
 from meshwright.profiles.profile import default_profile
 from meshwright.profiles.switches import EVERY_SWITCH
 from meshwright.service.requests.parse import parse_problem
@@ -78,10 +79,11 @@ class Cell:
 
 def question(model: str, nodes: int, batch: int, launcher: str | None = None) -> Problem:
     """Return the request as a user states it."""
+    positions = find_model(model).max_position_embeddings or SEQ_LENGTH
     raw: dict[str, object] = {
         "model": {"name": model},
         "cluster": {"name": "dgx-h100", "num_nodes": nodes},
-        "workload": {"global_batch_size": batch, "seq_length": SEQ_LENGTH},
+        "workload": {"global_batch_size": batch, "seq_length": min(SEQ_LENGTH, positions)},
         "search": {"top_k": 3, "certify": "none", "time_limit_s": _PATIENCE_S},
     }
     return parse_problem(raw if launcher is None else {**raw, "launcher": launcher})

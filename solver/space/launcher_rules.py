@@ -1377,8 +1377,8 @@ def constraints_of_model(model: ModelSpec, able: Capabilities) -> list[tuple[str
 
 def standing_alone(problem: Problem) -> list[Problem]:
     """Return the problem with splits that may give embedding and head stages of their own."""
-    options, able = problem.options, launcher_capabilities(problem.launcher)
-    if STANDALONE_STAGES not in options.allow or not able.standalone_stages or options.stage_layers:
+    options, alone = problem.options, launcher_capabilities(problem.launcher).alone(problem.model)
+    if STANDALONE_STAGES not in options.allow or not any(alone) or options.stage_layers:
         return []
     several = (*options.constraints, "pipeline_parallel_size > 1")
     return [replace(problem, options=replace(options, standalone_stages=True, constraints=several))]

@@ -671,9 +671,10 @@ def test_a_heavy_head_takes_a_stage_of_its_own_where_that_is_allowed() -> None:
     assert stages.step_time_s == pytest.approx(after.plans[0].prediction.step_time_s)
     allowed = levers_of(asked, profile, after, Watch(time_limit_s=60.0), looks=10_000)
     assert all(one.kind != "standalone_stages" for one in allowed)
-    # a launcher without such stages is searched as it was
-    other = replace(asked, launcher="ms-swift")
-    assert len(variants_of(other, profile_of(other))) == 1
+    # a launcher without such stages, and one that places the layers of a pattern, is searched as it was
+    pattern = replace(asked.model, layer_pattern="*-*-*-")
+    for other in (replace(asked, launcher="ms-swift"), replace(asked, model=pattern)):
+        assert len(variants_of(other, profile_of(other))) == 1
 
 
 def test_prediction_layers_take_a_stage_of_their_own_where_the_ends_may_stand_alone() -> None:
