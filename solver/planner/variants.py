@@ -60,6 +60,7 @@ from meshwright.solver.problem import (
     on_switches,
     problem_digest,
     searched_switches,
+    usable_gpus,
     with_changes,
 )
 from meshwright.solver.search.frontier import NO_RIVALS, Rivals, layouts_of
@@ -668,7 +669,8 @@ def _ranked(asked: Problem, answered: Sequence[Answered]) -> list[_Ranked]:
         # a layout is listed once, under its best switches
         (layout,) = layouts_of(Columns.of([each.plan.config]), [0])
         kept.setdefault((_work(each.of.variant), layout), each)
-    most, best, first = asked.options.top_k, list(kept.values()), dict[tuple[object, ...], int]()
+    best = _worth_idle_gpus(asked, list(kept.values())) if may_use_fewer(asked) else list(kept.values())
+    most, first = asked.options.top_k, dict[tuple[object, ...], int]()
     if asked.options.diverse:
         for at, each in enumerate(best):
             first.setdefault((_work(each.of.variant), mesh_of(each.plan.config)), at)
@@ -680,6 +682,20 @@ def _ranked(asked: Problem, answered: Sequence[Answered]) -> list[_Ranked]:
         fewer = [at for at in first.values() if gpus[at] < least]
         best = [best[at] for at in sorted([*[*meshes, *others][:most], *fewer])]
     return [replace(each, plan=replace(each.plan, rank=rank)) for rank, each in enumerate(best[:most], 1)]
+
+
+def _worth_idle_gpus(asked: Problem, ranked: Sequence[_Ranked]) -> list[_Ranked]:
+    """Leave out plans on fewer GPUs that another search is as fast as on all (``fewer_gpus``)."""
+    usable, least_s = usable_gpus(asked), dict[tuple[str, ...], float]()
+    of = [(each.of.variant.problem.launcher, *_work(each.of.variant)) for each in ranked]
+    for own, each in zip(of, ranked, strict=True):
+        if each.plan.config.num_gpus == usable:
+            least_s[own] = min(least_s.get(own, inf), each.score)
+    return [
+        each
+        for own, each in zip(of, ranked, strict=True)
+        if each.plan.config.num_gpus == usable or each.score < least_s.get(own, inf)
+    ]
 
 
 def score_of(variant: Variant, plan: Plan) -> float:

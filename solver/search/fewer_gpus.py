@@ -101,8 +101,8 @@ def at_most_all(
 def _to_beat(problem: Problem, answers: Sequence[Answer], rivals: Rivals) -> Rivals:
     """Return the scores that plans on fewer GPUs must beat."""
     scores = [score_s(problem, plan) for plan in _ranked(problem, answers)]
-    best = min([rivals.best_s, *scores[:1]])
-    last = min([rivals.last_s, _best_score_s(problem, answers[0]), *scores[-1:]])
+    best, kth = min([rivals.best_s, *scores[:1]]), scores[problem.options.top_k - 1 :]
+    last = min([rivals.last_s, _best_score_s(problem, answers[0]), *kth])
     return NO_RIVALS if last == inf else Rivals(best, last * _ROUNDING, rivals.of_meshes)
 
 

@@ -13,6 +13,7 @@ from meshwright.profiles.capabilities import launcher_capabilities, launcher_nam
 from meshwright.profiles.library import find_cluster, find_model
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.profiles.sequences import SequenceLengths
+from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import (
     SAMPLE,
     Answer,
@@ -650,6 +651,31 @@ def test_the_default_is_within_5_percent_of_every_switch_or_lists_the_faster_pla
     assert found.default.status == found.every.status == "optimal"
     assert found.listed_s <= WITHIN * found.every_s
     assert found.every_s <= found.default_s
+
+
+def test_no_search_lists_plans_on_fewer_gpus_that_another_one_beats_on_all() -> None:
+    """Stages alone are a search of their own, faster on 8 GPUs than on all 12; usual stages are not."""
+    body: dict[str, Any] = {
+        "model": {"name": "llama-3.2-1b"},
+        "cluster": {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 3, "gpus_per_node": 4}]},
+        "workload": {"global_batch_size": 8, "seq_length": 3000},
+        "launcher": "megatron-lm",
+    }
+    search: dict[str, Any] = {
+        "top_k": 6,
+        "certify": "none",
+        "pin": {"tensor_parallel_size": 1},
+        "allow": ["standalone_stages", "none"],
+    }
+
+    def steps(**more: object) -> list[tuple[int, float]]:
+        problem = parse_problem({**body, "search": {**search, **more}})
+        return [(one.config.num_gpus, one.prediction.step_time_s) for one in answered(problem).plans]
+
+    found = steps()
+    assert {gpus for gpus, _ in found} == {12}
+    assert found == steps(num_nodes=[3])
+    assert len(found) == 6
 
 
 def test_a_heavy_head_takes_a_stage_of_its_own_where_that_is_allowed() -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.profiles.library import find_model
 from meshwright.profiles.profile import default_profile
 from meshwright.profiles.units import GIB
 from meshwright.solver.answer import Answer
@@ -70,12 +71,31 @@ def search_id(problem: Problem, found: Answer) -> str:
     return named.plans[0].plan_id
 
 
-def test_plans_on_fewer_gpus_are_listed_where_they_are_faster_than_the_last_one_on_all() -> None:
+def test_plans_on_fewer_gpus_are_listed_where_they_are_faster_than_every_one_on_all() -> None:
     found, on_all = answer_to(on_17_nodes(top_k=4)), answer_to(on_17_nodes(top_k=4, num_nodes=(17,)))
     steps = [plan.prediction.step_time_s for plan in found.plans]
     assert steps == sorted(steps)
-    last_s = on_all.plans[-1].prediction.step_time_s
-    assert all(plan.prediction.step_time_s <= last_s for plan in found.plans if plan.config.num_gpus < 136)
+    best_s = on_all.plans[0].prediction.step_time_s
+    assert {plan.config.num_gpus < 136 for plan in found.plans} == {True, False}
+    assert all(plan.prediction.step_time_s < best_s for plan in found.plans if plan.config.num_gpus < 136)
+
+
+def test_where_no_plan_fits_on_all_gpus_as_many_are_listed_as_are_asked_for() -> None:
+    """Weights and states of 8 billion take 150 GB on a GPU alone; 16 GPUs have one layout, and 8 others."""
+    sizes = "tensor_parallel_size * pipeline_parallel_size"
+    on_16 = "tensor_parallel_size == 2 and pipeline_parallel_size == 2 and micro_batch_size == 1"
+    problem = a_problem(
+        model=find_model("qwen3-8b"), cluster=a_cluster(num_nodes=3), batch=24, certify="none", top_k=3,
+        pin={"context_parallel_size": 1, "zero_stage": 0},
+        constraints=(f"num_gpus < 24 or {sizes} == 1", f"num_gpus != 16 or {on_16}"),
+    )  # fmt: skip
+    assert answer_to(on_gpus(problem, (24,))).status == "infeasible"
+    found = answer_to(problem)
+    assert [plan.config.num_gpus for plan in found.plans] == [16, 8, 8]
+    assert found.status == "optimal"
+    on_8 = answer_to(on_gpus(problem, (8,)))
+    steps = [[plan.prediction.step_time_s for plan in one.plans] for one in (found, on_8)]
+    assert steps[0][1:] == steps[1][:2]
 
 
 @pytest.mark.parametrize(
