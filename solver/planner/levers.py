@@ -680,10 +680,12 @@ def _with_ends_alone(problem: Problem, profile: Profile, answer: Answer) -> list
     """
     alone = sum(launcher_capabilities(problem.launcher).alone(problem.model))
     layers, found = problem.model.num_layers, list[_Best]()
-    staged = [one.config for one in answer.ranking if one.config.pipeline_parallel_size > 1]
+    configs = [one.config for one in answer.ranking]
+    # a whole layer that is replayed may be the embedding, which nothing replays
+    staged = [one for one in configs if one.pipeline_parallel_size > 1 and not one.recompute_layers]
     for way in _ways(problem, answer)[:1]:
-        configs = [settle(way, one) for mesh in staged for one in _chunked(mesh, layers, alone)]
-        columns = Columns.of([one for one in configs if one is not None])
+        chunked = [settle(way, one) for mesh in staged for one in _chunked(mesh, layers, alone)]
+        columns = Columns.of([one for one in chunked if one is not None])
         legal = np.flatnonzero(violation_masks(rules_of(way), columns) == 0)
         if len(legal):
             own = profile_of_variant(way, profile)
