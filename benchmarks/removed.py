@@ -23,6 +23,7 @@ from meshwright.solver.cost.context import Context, PassSeconds, context_of
 from meshwright.solver.cost.evaluation import forget
 from meshwright.solver.cost.launches import _smooth_maximum, launched, layer_floor_s
 from meshwright.solver.cost.stages import RowPrices, Stages
+from meshwright.solver.cost.ways import Ways
 from meshwright.solver.problem import Problem
 from meshwright.solver.schedules.schedule import fill_share
 
@@ -98,9 +99,11 @@ def _mean_stage(prices: RowPrices, columns: Columns, stages: Stages) -> FloatArr
     )
 
 
-def _without_recompute(problem: Problem, columns: Columns, profile: Profile) -> Context:
+def _without_recompute(
+    problem: Problem, columns: Columns, profile: Profile, ways: Ways | None = None
+) -> Context:
     """Nothing is computed twice."""
-    ctx = context_of(problem, columns, profile)
+    ctx = context_of(problem, columns, profile, ways)
     never = np.zeros(len(columns), dtype=bool)
     return replace(ctx, selective=never, full=never)
 

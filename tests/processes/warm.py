@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -112,7 +113,8 @@ class Warm(subprocess.Popen[str]):
     def send_signal(self, sig: int) -> None:
         """Nothing where it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, sig)
+            with suppress(ProcessLookupError):  # it may end here, as ``subprocess`` allows for
+                os.kill(self.pid, sig)
 
     def __enter__(self) -> Self:
         return self
