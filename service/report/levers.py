@@ -12,7 +12,7 @@ from meshwright.service.report.sentences import remedy_words
 from meshwright.solver.answer import OBJECTIVE_NAMES, Lever, Plan
 
 
-def lever_words(lever: Lever, saved: str = "time per token") -> tuple[str, str, str]:
+def lever_words(lever: Lever, saved: str) -> tuple[str, str, str]:
     """Return ``Bf16 gradients (--allow gradient_dtype)``, its gain with its plan, and what it changes."""
     change, plan = remedy_words(lever)
     return (

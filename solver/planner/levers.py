@@ -65,9 +65,8 @@ from meshwright.solver.problem import (
     usable_gpus,
     with_changes,
 )
-from meshwright.solver.search.answers import plans_of
-from meshwright.solver.search.certify.judge import Certificate
-from meshwright.solver.search.frontier import Frontier, Rivals
+from meshwright.solver.search.answers import fastest_of
+from meshwright.solver.search.frontier import Rivals
 from meshwright.solver.search.priced_space import priced_space
 from meshwright.solver.search.search import search
 from meshwright.solver.space.enumerate import estimated_outer, is_too_large, same_rows
@@ -687,12 +686,9 @@ def _with_ends_alone(problem: Problem, profile: Profile, answer: Answer) -> list
         chunked = [settle(way, one) for mesh in staged for one in _chunked(mesh, layers, alone)]
         columns = Columns.of([one for one in chunked if one is not None])
         legal = np.flatnonzero(violation_masks(rules_of(way), columns) == 0)
-        if len(legal):
-            own = profile_of_variant(way, profile)
-            frontier = Frontier.of(priced_space(way, own, columns.take(legal)), 1)
-            frontier.run(lambda _: False)
-            plans = plans_of(way, own, frontier, Certificate())
-            found += [_Best(one.config, one.prediction, way) for one in plans]
+        own = profile_of_variant(way, profile)
+        if len(legal) and (plan := fastest_of(way, own, priced_space(way, own, columns.take(legal)))):
+            found.append(_Best(plan.config, plan.prediction, way))
     return found
 
 

@@ -13,17 +13,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshwright.profiles.profile import Profile
-from meshwright.solver.answer import ParetoFront, ParetoPoint, Plan
+from meshwright.solver.answer import ParetoFront, ParetoPoint
 from meshwright.solver.calibration.calibrate import require_credible
 from meshwright.solver.clock import Watch, look
 from meshwright.solver.configuration import Columns
 from meshwright.solver.planner.variants import Variant, with_launchers
 from meshwright.solver.problem import Problem, changes_of
-from meshwright.solver.search.answers import plans_of
-from meshwright.solver.search.certify.judge import Certificate
-from meshwright.solver.search.frontier import Frontier
-from meshwright.solver.search.priced_space import Priced, priced_space
+from meshwright.solver.search.answers import fastest_of
+from meshwright.solver.search.priced_space import priced_space
 from meshwright.solver.space.enumerate import is_too_large, searched_space
 
 STEP = 0.04  # of the peak before
@@ -110,7 +107,7 @@ def _add_points(
         some = space.rows.take(which) if isinstance(space.rows, Columns) else space.rows.among(which)
         rows = priced_space(problem, variant.profile, some)
         for _ in range(_MOST_POINTS):
-            plan = _fastest(problem, variant.profile, rows)
+            plan = fastest_of(problem, variant.profile, rows)
             look()  # without a plan because of the time limit there is no front
             if plan is None:
                 break
@@ -120,16 +117,7 @@ def _add_points(
             rows = replace(rows, budget_bytes=plan.prediction.peak_memory_bytes * (1.0 - STEP))
             watch.tick()
         else:
-            if _fastest(problem, variant.profile, rows) is not None:
+            if fastest_of(problem, variant.profile, rows) is not None:
                 missing.append(_LIGHTER)
             look()
     return missing
-
-
-def _fastest(problem: Problem, profile: Profile, rows: Priced) -> Plan | None:
-    """Return the fastest plan in the rows' budget; None if there is none, or no time to prove it."""
-    frontier = Frontier.of(rows, 1)
-    frontier.run(lambda _: False)
-    if not frontier.finished or not frontier.ranked:
-        return None
-    return plans_of(problem, profile, frontier, Certificate())[0]

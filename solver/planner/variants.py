@@ -685,7 +685,7 @@ def _ranked(asked: Problem, answered: Sequence[Answered]) -> list[_Ranked]:
 
 
 def _worth_idle_gpus(asked: Problem, ranked: Sequence[_Ranked]) -> list[_Ranked]:
-    """Leave out plans on fewer GPUs that another search is as fast as on all (``fewer_gpus``)."""
+    """Leave out plans on fewer GPUs that are no faster than the best of any search on all of them."""
     usable, least_s = usable_gpus(asked), dict[tuple[str, ...], float]()
     of = [(each.of.variant.problem.launcher, *_work(each.of.variant)) for each in ranked]
     for own, each in zip(of, ranked, strict=True):

@@ -28,7 +28,7 @@ from meshwright.solver.predict import predict_all
 from meshwright.solver.problem import InvalidPlanError, Problem, problem_digest
 from meshwright.solver.search.certify.judge import Certificate
 from meshwright.solver.search.frontier import Frontier
-from meshwright.solver.search.priced_space import least_step_s, steps_s
+from meshwright.solver.search.priced_space import Priced, least_step_s, steps_s
 from meshwright.solver.space.enumerate import Space
 from meshwright.solver.space.rules import host_warnings
 
@@ -110,6 +110,15 @@ def plans_of(
             found += checked_plans(one, profile, [listed[at] for at in np.flatnonzero(parts == part)])
         plans += sorted(found, key=lambda plan: plan.rank)
     return tuple(plans)
+
+
+def fastest_of(problem: Problem, profile: Profile, rows: Priced) -> Plan | None:
+    """Return the fastest plan in the rows' budget; None if there is none, or no time to prove it."""
+    frontier = Frontier.of(rows, 1)
+    frontier.run(lambda _: False)
+    if not frontier.finished or not frontier.ranked:
+        return None
+    return plans_of(problem, profile, frontier, Certificate())[0]
 
 
 @dataclass(frozen=True, slots=True)
