@@ -105,7 +105,7 @@ class Module:
         for_types = {
             id(inner)
             for node in self.nodes
-            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
             for inner in ast.walk(node)
         }
         for node in self.nodes:
