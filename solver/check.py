@@ -47,6 +47,12 @@ def _broken(faults: Mapping[str, object]) -> Iterator[str]:
 
 def launcher_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     """Yield the settings that the launcher cannot express."""
+    yield from _setting_faults(problem, config)
+    yield from _host_faults(problem, [config])[0]
+
+
+def _setting_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """Yield the same but for what the hosts cannot hold, which is asked of many at once."""
     yield from _pipeline_faults(problem, config)
     yield from _parallel_faults(problem, config)
     yield from _offload_faults(problem, config)
@@ -250,13 +256,23 @@ def _offload_faults(problem: Problem, config: Configuration) -> Iterator[str]:
         yield f"{able.launcher} offloads only activations of named modules or of some layers"
     if config.offload != "none" and "offload" not in problem.options.allow:
         yield "offload is not allowed"
-    elif config.offload != "none" and is_a_row(config):
-        one = Columns.of([config])
-        yield from (
-            f"{rule.name}: {rule.reason}" for rule in host_rules(problem) if rule.violated(one).any()
-        )
-        yield from _room_faults(problem, config)
     yield from _reading_faults(problem, config)
+
+
+def _host_faults(problem: Problem, configs: Sequence[Configuration]) -> list[list[str]]:
+    """Return what of each configuration's offloaded parts hosts and drives cannot hold."""
+    found: list[list[str]] = [[] for _ in configs]
+    offloaded = [at for at, one in enumerate(configs) if one.offload != "none" and is_a_row(one)]
+    if not offloaded or "offload" not in problem.options.allow:
+        return found
+    rows = Columns.of([configs[at] for at in offloaded])
+    for rule in host_rules(problem):
+        for at, broken in zip(offloaded, rule.violated(rows).tolist(), strict=True):
+            if broken:
+                found[at].append(f"{rule.name}: {rule.reason}")
+    for at in offloaded:
+        found[at] += _room_faults(problem, configs[at])
+    return found
 
 
 def _reading_faults(problem: Problem, config: Configuration) -> Iterator[str]:
@@ -511,13 +527,15 @@ def rule_faults(problem: Problem, configs: Sequence[Configuration]) -> list[list
         for on, mesh in meshes_of(problem, config):
             faults += _size_faults(on, mesh)
             faults += _split_faults(on, mesh)
-            faults += launcher_faults(on, mesh)
+            faults += _setting_faults(on, mesh)
             faults += request_faults(on, mesh)
             meshes.setdefault(id(on), (on, []))[1].append((at, mesh))
     able = launcher_capabilities(problem.launcher)
     for on, some in meshes.values():
-        for (at, _), faults in zip(some, own_faults(on, able, [mesh for _, mesh in some]), strict=True):
-            found[at] += faults
+        own = [mesh for _, mesh in some]
+        judged = zip(some, own_faults(on, able, own), _host_faults(on, own), strict=True)
+        for (at, _), of_rows, of_hosts in judged:
+            found[at] += [*of_rows, *of_hosts]
     return found
 
 

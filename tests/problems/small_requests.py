@@ -124,16 +124,15 @@ def starts(problem: Problem, config: Configuration) -> bool:
     """
     able, work = launcher_capabilities(problem.launcher), problem.workload
     tp, cp, pp = config.tensor_parallel_size, config.context_parallel_size, config.pipeline_parallel_size
-    on_hosts = not any(rule.violated(Columns.of([config])).any() for rule in host_rules(problem))
     return (
-        on_hosts
-        and heads_divide(problem.model, tp)
+        heads_divide(problem.model, tp)
         and all(group.island_gpus % tp == 0 for group in problem.cluster.groups)  # a deliberate limit
         and work.seq_length % (tp * cp * (2 if cp > 1 else 1)) == 0
         and experts_divide(problem.model, able, config)
         and (pp == 1 or config.zero_stage <= able.max_zero_stage_with_pipeline)
         and (problem.model.num_layers % pp == 0 or able.uneven_stages)
         and not own_faults(problem, able, [config])[0]
+        and not any(rule.violated(Columns.of([config])).any() for rule in host_rules(problem))
     )
 
 

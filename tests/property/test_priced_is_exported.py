@@ -33,7 +33,7 @@ from meshwright.profiles.profile import framework_of
 from meshwright.profiles.switches import Setting, switches
 from meshwright.solver.problem import Problem
 from meshwright.solver.space.launcher_rules import problem_faults
-from tests.draws import draws
+from tests.draws import TIMES, draws
 from tests.launchers.cases import CASES as MEGATRON
 from tests.launchers.plans import (
     CASES,
@@ -113,7 +113,9 @@ def outcome(found: Target, plain: list[float], launcher: str, name: str, value: 
 
 @pytest.mark.parametrize("launcher", launcher_names())
 def test_every_switch_that_is_priced_is_written_or_said_to_be_unwritten(launcher: str) -> None:
-    wrong, seen, left = dict[tuple[str, Option], str](), set[str](), [*values(launcher)]
+    third = launcher_names().index(launcher) % 3 if TIMES == 1 else 0  # of the switches, every day
+    left = [*values(launcher)][third :: 3 if TIMES == 1 else 1]
+    wrong, seen = dict[tuple[str, Option], str](), set[str]()
     for found in targets(launcher):  # of later ones only what changes no earlier one's price
         plain = priced(found.problem, found)
         became = {switch: outcome(found, plain, launcher, *switch) for switch in left}
