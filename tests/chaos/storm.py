@@ -23,7 +23,7 @@ NUM_WORKERS = 3
 AFTERMATH_S = 90.0  # for the last jobs to end
 SWEEP_EVERY = 8  # every so many jobs one is a sweep, one a fleet, and one places the roles of post-training
 _JOB = {
-    "problem": {name: part for name, part in TINY_PROBLEM.items() if name != "cluster"},
+    "problem": {name: TINY_PROBLEM[name] for name in ("model", "workload", "launcher")},  # by its step
     "steps": 100,
     "nodes": 1,
 }

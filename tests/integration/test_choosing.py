@@ -24,7 +24,7 @@ from meshwright_client.nodes import Nodes
 from tests.processes.quiet_clock import quiet_seconds
 from tests.processes.servers import HANGS_S, RunningServer, free_port, serving
 from tests.processes.warm import ROOT, Warm
-from tests.served.job_records import TINY_PROBLEM
+from tests.served.job_records import TINY_PROBLEM, TINY_SEARCH
 
 SLURM = {"SLURM_JOB_ID": "7001", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "8"}
 PROBLEM = {**TINY_PROBLEM, "workload": {"global_batch_size": 32, "seq_length": 512}}
@@ -44,8 +44,10 @@ def node(rank: int = 0, *, run_id: str = "start-1", num_nodes: int = 2) -> Nodes
     return Nodes(source="slurm", run_id=run_id, rank=rank, num_nodes=num_nodes, gpus_per_node=8)
 
 
-def with_batch(batch: int) -> dict[str, object]:
-    return {**PROBLEM, "workload": {"global_batch_size": batch, "seq_length": 512}}
+def with_batch(batch: int, **search: object) -> dict[str, object]:
+    """A problem of another answer, searched in a third of a second; ``search`` adds to its search."""
+    asked = {**PROBLEM, "workload": {"global_batch_size": batch, "seq_length": 512}}
+    return {**asked, "search": {**TINY_SEARCH, **search}}
 
 
 def launched(server_url: str, folder: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
@@ -254,8 +256,7 @@ def test_a_wrong_problem_and_one_without_a_plan_are_refused_not_answered_from_be
         choose(PROBLEM, nodes=node(), save_dir=tmp_path, url=server.url, limit_s=float("nan"))
     with pytest.raises(InvalidRequestError, match="/launcher"):
         choose({**PROBLEM, "launcher": "megatron-ml"}, nodes=node(), save_dir=tmp_path, url=server.url)
-    quick = {"top_k": 1, "certify": "none", "time_limit_s": 1.0}
-    huge = {**PROBLEM, "model": {"name": "gpt-3-175b"}, "search": quick}
+    huge = {**PROBLEM, "model": {"name": "gpt-3-175b"}, "search": {**TINY_SEARCH, "time_limit_s": 1.0}}
     with pytest.raises(NoPlanError, match="is infeasible"):
         choose(huge, nodes=node(num_nodes=1), save_dir=tmp_path, url=server.url)
     world = Nodes(source="torchelastic", run_id="1", rank=0, num_nodes=2, gpus_per_node=4, world=8)
@@ -298,13 +299,13 @@ def test_a_launch_goes_on_without_a_calibration_that_cannot_be_and_says_which(
         "model": {"name": "llama-3.1-8b"}, "cluster": {"name": "dgx-h200", "num_nodes": 4},
         "workload": {"global_batch_size": 256, "seq_length": 8192},
     }  # fmt: skip
-    pinned = {"pin": {"tensor_parallel_size": 8, "micro_batch_size": 1}, "top_k": 1, "certify": "none"}
+    pinned = {**TINY_SEARCH, "pin": {"tensor_parallel_size": 8, "micro_batch_size": 1}}
     with Client(server.url) as client:
         job = client.wait(client.submit({**whole, "search": pinned}), timeout_s=60.0)
         plan = client.plans(job).plans[0].plan_id
         for seconds in (5.21, 5.2):  # one run alone would move others half as far
             learnt = client.measure(plan, {"step_time_s": seconds})
-    (tmp_path / "problem.json").write_text(json.dumps(whole))
+    (tmp_path / "problem.json").write_text(json.dumps({**whole, "search": TINY_SEARCH}))
     words = ("--", sys.executable, "-c", "print('started')")
     start = launched(server.url, tmp_path, *words, RANK="0", SLURM_JOB_NUM_NODES="4")
     out, told = start.communicate(timeout=HANGS_S)

@@ -1,5 +1,6 @@
 """The client against a real server, while the server and the network between them fail."""
 
+import json
 import os
 import subprocess
 import sys
@@ -97,11 +98,11 @@ def client(server: RunningServer) -> Iterator[Client]:
 
 
 def test_the_example_submits_waits_and_writes_launch_files(settings: Settings, tmp_path: Path) -> None:
-    problem = ROOT / "examples" / "llama-3.1-70b-128xh100.json"
+    (tmp_path / "problem.json").write_text(json.dumps(TINY_PROBLEM))
     with serving({**settings, "workers": "1"}) as server:
         variables = {"MESHWRIGHT_URL": server.url, "PYTHONPATH": str(ROOT / "client")}
         script = ROOT / "examples" / "launcher_client.py"
-        words: list[str | Path] = [sys.executable, script, problem, tmp_path / "run"]
+        words: list[str | Path] = [sys.executable, script, tmp_path / "problem.json", tmp_path / "run"]
         for _ in range(2):  # the second time it finds its job
             done = subprocess.run(
                 words, env={**os.environ, **variables}, capture_output=True, text=True, check=False

@@ -33,15 +33,10 @@ from tests.processes.servers import (
     working,
 )
 from tests.reliability.figures import measured
-from tests.served.job_records import add_tiny_job, job_in
+from tests.served.job_records import TINY_PROBLEM, TINY_SEARCH, add_tiny_job, job_in
 from tests.served.migrated import migrated
 
-PROBLEM: dict[str, Any] = {
-    "model": {"name": "llama-3.1-8b"},
-    "cluster": {"name": "dgx-h100", "num_nodes": 1},
-    "workload": {"global_batch_size": 32, "seq_length": 4096},
-    "search": {"top_k": 3},
-}
+PROVED = {**TINY_SEARCH, "top_k": 3, "certify": "cp-sat"}
 SLOW, ODD = "tests.processes.slow_worker", "tests.processes.odd_worker"
 # Killed when the row is committed and the hint is not sent yet.
 DYING_API = f"""
@@ -75,7 +70,7 @@ def test_a_celery_worker_answers_what_the_api_took_in(server: RunningServer, set
     ready = httpx.get(f"{server.url}/readyz").json()
     assert ready == {"ready": True, "database": "ok", "migration": "current", "queue": "ok"}
     with working({**settings, "slow_poll_s": "60"}, "--celery"):  # only a hint can start it this soon
-        job = server.finished_job(server.post_job(PROBLEM, **FRESH)["id"])
+        job = server.finished_job(server.post_job({**TINY_PROBLEM, "search": PROVED}, **FRESH)["id"])
     assert (job["state"], job["attempts"]) == ("succeeded", 1)
     answer = httpx.get(server.url + job["links"]["plans"]).json()
     assert answer["status"] == "optimal"
@@ -85,7 +80,7 @@ def test_a_celery_worker_answers_what_the_api_took_in(server: RunningServer, set
 def test_a_celery_worker_of_its_own_verifies_a_plan_that_was_asked_for(
     server: RunningServer, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unsharded = {**PROBLEM, "search": {**PROBLEM["search"], "forbid": {"zero_stage": [2, 3]}}}  # need a GPU
+    unsharded = {**TINY_PROBLEM, "search": {**PROVED, "forbid": {"zero_stage": [2, 3]}}}  # need a GPU
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     python = MEGATRON_LM.python
     python.parent.mkdir(parents=True)
@@ -118,7 +113,7 @@ def test_f02_without_redis_a_job_is_taken_in_at_once_and_still_runs(
     redis.stop()
     try:
         started = time.monotonic()
-        job = server.post_job(PROBLEM, **FRESH)
+        job = server.post_job(TINY_PROBLEM, **FRESH)
         took_s = time.monotonic() - started
         with working(settings, "--celery"):
             assert server.finished_job(job["id"])["state"] == "succeeded"
@@ -188,7 +183,7 @@ def test_f02_a_worker_that_redis_refuses_its_acknowledgement_ends_as_failed(
 def test_f03_what_a_restarted_redis_lost_is_published_again(
     server: RunningServer, settings: Settings, redis: RedisServer
 ) -> None:
-    job = server.post_job(PROBLEM, **FRESH)
+    job = server.post_job(TINY_PROBLEM, **FRESH)
     redis.stop()
     redis.start()  # it keeps nothing
     restarted_at = time.monotonic()
@@ -202,7 +197,7 @@ def test_f03_what_a_restarted_redis_lost_is_published_again(
 def test_f04_a_job_runs_once_however_often_its_hint_is_delivered(
     server: RunningServer, settings: Settings, redis: RedisServer
 ) -> None:
-    job = server.post_job(PROBLEM, **FRESH)
+    job = server.post_job(TINY_PROBLEM, **FRESH)
     queue = CeleryQueue(redis.url)
     for _ in range(5):
         queue.wake(job["id"])
@@ -210,7 +205,7 @@ def test_f04_a_job_runs_once_however_often_its_hint_is_delivered(
     publisher.send_task(TASK_NAME, args=["no such job"], queue=QUEUE_NAME, ignore_result=True)
     with working(settings, "--celery"), working(settings, "--celery"):
         done = server.finished_job(job["id"])
-        last = server.finished_job(server.post_job(PROBLEM, **FRESH)["id"])  # after all those hints
+        last = server.finished_job(server.post_job(TINY_PROBLEM, **FRESH)["id"])  # after all those hints
     assert (done["state"], done["attempts"]) == ("succeeded", 1)
     measured(4, "attempts after six deliveries", done["attempts"])
     assert server.job(job["id"])["finished_at"] == done["finished_at"]
@@ -234,7 +229,7 @@ def test_f01_an_api_killed_between_commit_and_publish_loses_no_job(
     settings: Settings, server: RunningServer
 ) -> None:
     with serving(settings, start=DYING_API) as dying, pytest.raises(httpx.HTTPError):
-        dying.post_job(PROBLEM, **FRESH)
+        dying.post_job(TINY_PROBLEM, **FRESH)
     (job,) = [job for job in httpx.get(f"{server.url}/v1/jobs").json()["jobs"] if job["state"] == "queued"]
     killed_at = time.monotonic()
     with working({**settings, "slow_poll_s": "600"}, "--celery"):  # only a hint can start it
@@ -247,7 +242,7 @@ def test_f01_an_api_killed_between_commit_and_publish_loses_no_job(
 def test_f05_worker_sigkill_mid_solve_another_celery_worker_does_the_job(
     server: RunningServer, settings: Settings
 ) -> None:
-    job = server.post_job(PROBLEM, **FRESH)
+    job = server.post_job(TINY_PROBLEM, **FRESH)
     with working(settings, "--celery", module=SLOW) as first:
         until(lambda: server.job(job["id"])["state"] == "running")
         first.kill()
@@ -260,7 +255,7 @@ def test_f05_worker_sigkill_mid_solve_another_celery_worker_does_the_job(
 def test_f06_a_frozen_celery_worker_that_wakes_up_changes_nothing(
     server: RunningServer, settings: Settings
 ) -> None:
-    job = server.post_job(PROBLEM, **FRESH)
+    job = server.post_job(TINY_PROBLEM, **FRESH)
     with working(settings, "--celery", module=SLOW) as first:
         until(lambda: server.job(job["id"])["state"] == "running")
         first.send_signal(signal.SIGSTOP)
@@ -275,7 +270,7 @@ def test_f06_a_frozen_celery_worker_that_wakes_up_changes_nothing(
 def test_f10_sigterm_celery_worker_gives_its_job_back_uncounted(
     server: RunningServer, settings: Settings
 ) -> None:
-    job = server.post_job(PROBLEM, **FRESH)
+    job = server.post_job(TINY_PROBLEM, **FRESH)
     with working(settings, "--celery", module=SLOW) as worker:
         until(lambda: server.job(job["id"])["state"] == "running")
         worker.terminate()  # amid a search that never ends
@@ -303,7 +298,7 @@ def test_an_idle_worker_told_to_leave_does_so_within_two_seconds(
 def test_f09_a_running_job_shows_progress_and_is_cancelled(
     server: RunningServer, settings: Settings
 ) -> None:
-    job = server.post_job(PROBLEM, **FRESH)
+    job = server.post_job(TINY_PROBLEM, **FRESH)
     with working(settings, "--celery", module=SLOW):
         until(lambda: (server.job(job["id"]).get("progress") or {}).get("explored", 0) > 0)
         assert httpx.post(f"{server.url}/v1/jobs/{job['id']}:cancel").status_code == 200
@@ -316,4 +311,4 @@ def test_f09_a_running_job_shows_progress_and_is_cancelled(
 def test_a_polling_worker_needs_no_queue(server: RunningServer, settings: Settings) -> None:
     polling = {name: value for name, value in settings.items() if name != "redis_url"}
     with working(polling):
-        assert server.finished_job(server.post_job(PROBLEM, **FRESH)["id"])["state"] == "succeeded"
+        assert server.finished_job(server.post_job(TINY_PROBLEM, **FRESH)["id"])["state"] == "succeeded"

@@ -21,6 +21,7 @@ from tests.processes.quiet_clock import quiet_seconds
 from tests.processes.servers import HANGS_S, SERVE, RunningServer, Settings, environment, serving, until
 from tests.processes.warm import run_warm
 from tests.reliability.figures import measured
+from tests.served.job_records import TINY_PROBLEM, TINY_SEARCH
 from tests.served.migrated import migrated
 
 PROBLEM: dict[str, Any] = {
@@ -29,8 +30,9 @@ PROBLEM: dict[str, Any] = {
     "workload": {"global_batch_size": 256, "seq_length": 8192},
     "search": {"top_k": 3},
 }
-# 70.6 B parameters * 18 B = 1.3 TB of states; one node of 8 x 79.6 GiB has 0.68 TB
-NO_ROOM = {**PROBLEM, "model": {"name": "llama-3.1-70b"}, "cluster": {"name": "dgx-h100", "num_nodes": 1}}
+QUICK = {**TINY_PROBLEM, "search": {**TINY_SEARCH, "top_k": 3}}
+# 175 B parameters * 18 B = 3.1 TB of states; one node of 8 x 79.6 GiB has 0.68 TB
+NO_ROOM = {**TINY_PROBLEM, "model": {"name": "gpt-3-175b"}}
 
 
 def settings_in(folder: Path) -> Settings:
@@ -88,9 +90,10 @@ def test_a_cluster_that_cannot_hold_the_model_is_infeasible_with_reasons(server:
 
 
 def test_an_answered_problem_is_answered_at_once_and_a_fresh_one_again(server: RunningServer) -> None:
-    first = server.finished_job(server.post_job(PROBLEM)["id"])
-    assert server.post_job(PROBLEM)["id"] == first["id"]
-    fresh = server.post_job(PROBLEM, params={"fresh": "true"})
+    proved = {**QUICK, "search": {**TINY_SEARCH, "top_k": 3, "certify": "cp-sat"}}
+    first = server.finished_job(server.post_job(proved)["id"])
+    assert server.post_job(proved)["id"] == first["id"]
+    fresh = server.post_job(proved, params={"fresh": "true"})
     assert fresh["id"] != first["id"]
     again = httpx.get(server.url + server.finished_job(fresh["id"])["links"]["plans"]).json()
     plans = httpx.get(server.url + first["links"]["plans"]).json()["plans"]
@@ -135,7 +138,7 @@ def test_a_killed_worker_is_replaced_and_its_job_done(server: RunningServer) -> 
     until(lambda: len(workers_of(server.process)) == 1)
     (worker,) = workers_of(server.process)
     os.kill(worker, signal.SIGKILL)
-    job = server.finished_job(server.post_job(PROBLEM, params={"fresh": "true"})["id"])
+    job = server.finished_job(server.post_job(QUICK, params={"fresh": "true"})["id"])
     assert job["state"] == "succeeded"
     assert workers_of(server.process) != [worker]
 
@@ -153,7 +156,7 @@ def test_f21_second_server_on_the_same_file_refuses_and_names_the_owner(tmp_path
 def test_a_stopped_server_leaves_no_worker_behind_and_starts_again_with_its_jobs(tmp_path: Path) -> None:
     settings = settings_in(tmp_path)
     with serving(settings) as running:
-        job = running.post_job(PROBLEM)
+        job = running.post_job(QUICK)
         until(lambda: len(workers_of(running.process)) == 1)
         workers = workers_of(running.process)
         with quiet_seconds() as clock:
@@ -201,7 +204,7 @@ def test_requests_that_a_stopping_server_cannot_finish_are_to_be_sent_again(tmp_
     with serving(settings, start=start) as running, ThreadPoolExecutor(4) as pool:
         address = f"{running.url}/v1/predictions"
         asked = [
-            pool.submit(httpx.post, address, json={"problem": PROBLEM}, timeout=HANGS_S) for _ in range(2)
+            pool.submit(httpx.post, address, json={"problem": QUICK}, timeout=HANGS_S) for _ in range(2)
         ]
         until(lambda: arrived.exists() and arrived.read_text() == "one " * len(asked))
         running.process.terminate()
@@ -214,7 +217,7 @@ def test_requests_that_a_stopping_server_cannot_finish_are_to_be_sent_again(tmp_
 
 def test_an_open_long_poll_does_not_hold_up_the_servers_end(tmp_path: Path) -> None:
     with serving({**settings_in(tmp_path), "workers": "0"}) as running:
-        job = running.post_job(PROBLEM)
+        job = running.post_job(QUICK)
         answers: list[httpx.Response] = []
         address = f"{running.url}/v1/jobs/{job['id']}"
         poll = threading.Thread(
@@ -275,23 +278,22 @@ def has_a_plan(job: dict[str, Any]) -> bool:
     return bool(job.get("progress", {}).get("incumbent_step_time_s"))
 
 
-def test_a_worker_outlives_a_heavy_search_that_is_cancelled_and_takes_the_next_jobs(tmp_path: Path) -> None:
+def test_a_worker_outlives_a_heavy_search_that_is_cancelled_and_takes_the_next_job(tmp_path: Path) -> None:
     heavy: dict[str, Any] = {
         "model": {"name": "deepseek-v3"},
-        "cluster": {"name": "dgx-h100", "num_nodes": 256},
-        "workload": {"global_batch_size": 4096, "seq_length": 4096},
+        "cluster": {"name": "dgx-h100", "num_nodes": 64},
+        "workload": {"global_batch_size": 1024, "seq_length": 4096},
         "launcher": "none",
         "search": {"time_limit_s": 100, "allow": ["offload"]},
     }
     with serving({**settings_in(tmp_path), "workers": "1"}) as server:
         until(lambda: len(workers_of(server.process)) == 1)
         workers = workers_of(server.process)
-        for _ in range(2):
-            job = server.post_job(heavy)["id"]
-            until(lambda: has_a_plan(server.job(job)))  # noqa: B023 - it is read at once
-            assert httpx.post(f"{server.url}/v1/jobs/{job}:cancel").status_code == 200
-            done = server.finished_job(job)
-            assert (done["state"], done["attempts"]) == ("cancelled", 1)
-            assert httpx.get(server.url + done["links"]["plans"]).json()["plans"]
-        assert server.finished_job(server.post_job(PROBLEM)["id"])["state"] == "succeeded"
+        job = server.post_job(heavy)["id"]
+        until(lambda: has_a_plan(server.job(job)))
+        assert httpx.post(f"{server.url}/v1/jobs/{job}:cancel").status_code == 200
+        done = server.finished_job(job)
+        assert (done["state"], done["attempts"]) == ("cancelled", 1)
+        assert httpx.get(server.url + done["links"]["plans"]).json()["plans"]
+        assert server.finished_job(server.post_job(QUICK)["id"])["state"] == "succeeded"
         assert workers_of(server.process) == workers  # one with a search that does not stop in 2 s leaves

@@ -63,7 +63,7 @@ deps.MAX_UPLOAD_S = 500.0
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RunningServer]:
     settings = {"database_url": f"sqlite:///{tmp_path / 'jobs.db'}", "workers": "0"}
-    with serving(settings, start=PATIENT) as running:
+    with serving(settings, start=PATIENT, fresh=True) as running:
         yield running
 
 

@@ -84,9 +84,7 @@ def test_without_a_command_the_plan_starts_on_the_nodes_that_it_needs_of_a_step_
     environment = example_environment(server, tmp_path, MOCK_DATA="1", MEGATRON_LM_DIR=str(tmp_path))
     environment |= slurm.allocation(tmp_path / "bin", given, gpus_per_node=8)
     program(tmp_path / "bin", "torchrun", TASK.replace("PYTHON", sys.executable))
-    (tmp_path / "problem.json").write_text(
-        json.dumps({**with_batch(112), "search": {"reserve_nodes": spare}})
-    )
+    (tmp_path / "problem.json").write_text(json.dumps(with_batch(112, reserve_nodes=spare)))
     (tmp_path / "cluster.json").write_text('{"name": "dgx-h100", "num_nodes": 4}')
     done = subprocess.run(
         words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=HANGS_S
@@ -133,11 +131,11 @@ def test_in_an_allocation_that_lost_a_node_the_plan_is_made_anew_for_those_that_
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    command = (sys.executable, "-m", "meshwright")
-    ran(*command, "plan", "problem.json", "--save-dir", "run")
+    warm.program(tmp_path / "bin" / "meshwright")
+    ran("meshwright", "plan", "problem.json", "--save-dir", "run")
     (tmp_path / "bin" / "failed").write_text("n1\n")
     way = ("--cluster-from", "slurm", "--steps-done", "10", "--steps-total", "1000", "--save-dir", "run2")
-    told = ran(*command, "replan", "--from", "run/answer.json", *way)
+    told = ran("meshwright", "replan", "--from", "run/answer.json", *way)
     assert "24    " in told.splitlines()[3]
     environment |= {"SLURM_SUBMIT_DIR": str(tmp_path / "run2"), "MOCK_DATA": "1"}
     started = sorted(ran("bash", str(tmp_path / "run2" / "launch.sbatch")).splitlines())
@@ -149,7 +147,7 @@ def test_a_command_of_ones_own_does_not_start_more_nodes_than_the_plan_needs(
 ) -> None:
     environment = example_environment(server, tmp_path)
     environment |= slurm.allocation(tmp_path / "bin", 4, gpus_per_node=8)
-    (tmp_path / "problem.json").write_text(json.dumps({**with_batch(112), "search": {"reserve_nodes": 2}}))
+    (tmp_path / "problem.json").write_text(json.dumps(with_batch(112, reserve_nodes=2)))
     done = subprocess.run(
         ["srun", *LAUNCH, "--", "torchrun", "pretrain_gpt.py"], cwd=tmp_path, env=environment,
         capture_output=True, text=True, check=False, timeout=HANGS_S,

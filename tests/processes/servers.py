@@ -82,7 +82,7 @@ def serving(settings: Settings, *, start: str = SERVE, fresh: bool = False) -> I
     """
     own, words = environment({"port": "0", **settings}), ["-c", start]
     process: subprocess.Popen[str]
-    if fresh or start != SERVE:
+    if fresh:
         command = [sys.executable, *words]
         process = subprocess.Popen(command, env=own, stdout=subprocess.PIPE, text=True)
     else:

@@ -14,12 +14,14 @@ from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from tests.builders import a_problem
 
 TENANT = "default"
+# On all GPUs that is the order by steps; by these, levers would be searched as well, for a CPU second.
+TINY_SEARCH: dict[str, object] = {"top_k": 1, "certify": "none", "objective": "tokens_per_s_per_gpu"}
 TINY_PROBLEM: dict[str, object] = {
     "model": {"name": "gpt-3-350m"},
     "cluster": {"name": "dgx-h100", "num_nodes": 1},
     "workload": {"global_batch_size": 16, "seq_length": 512},
     "launcher": "megatron-lm",
-    "search": {"top_k": 1, "certify": "none"},
+    "search": TINY_SEARCH,
 }
 PLANS = [{"plan_id": "aaa", "rank": 1}, {"plan_id": "bbb", "rank": 2}]
 SUCCESS = Outcome(state="succeeded", answer={"status": "optimal"}, plans=PLANS, cache_key="k")
