@@ -73,11 +73,11 @@ endif
 chaos: $(STAMP) ## kill, freeze, crash, flush, upgrade and roll back under load, about 15 minutes (ARGS=--short: two)
 	@$(BIN)/python -m tests.chaos --json out/chaos.json $(ARGS)
 
-fuzz: $(STAMP) ## 10 000 and more hostile requests, twelve times the draws of the tests (DRAWS=34: more; ARGS=--quick: few requests)
+fuzz: $(STAMP) ## 10 000 and more hostile requests, twelve times the draws of the tests, all golden files (DRAWS=34: more; ARGS=--quick: few requests)
 	@.ci/environment fuzz
 	@$(BIN)/python -m benchmarks.fuzz_api $(ARGS)
 ifneq ($(ARGS),--quick)
-	@MESHWRIGHT_TEST_DRAWS=$(or $(DRAWS),12) $(BIN)/python -m pytest tests/property --numprocesses auto --dist loadfile --timeout 3600
+	@MESHWRIGHT_TEST_DRAWS=$(or $(DRAWS),12) $(BIN)/python -m pytest tests/property tests/golden --numprocesses auto --dist loadfile --timeout 3600
 endif
 
 launchers: $(STAMP) ## exported plans before the launchers' own parsers (ARGS="--plans 20 --only deepspeed"; --refusals 4: what we refuse; --quick: as CI does)

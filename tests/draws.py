@@ -1,8 +1,12 @@
 """How many random requests a property is held against: few in ``make test``, more in ``make fuzz``."""
 
 import os
+from collections.abc import Sequence
+from typing import TypeVar
 
+T = TypeVar("T")
 TIMES = int(os.environ.get("MESHWRIGHT_TEST_DRAWS", "1"))
+WHOLE = TIMES > 1 or "UPDATE_GOLDEN" in os.environ  # reviewed tables, of which some is enough every day
 
 
 def draws(of_every_day: int, *, of_more: int = 0) -> int:
@@ -11,3 +15,8 @@ def draws(of_every_day: int, *, of_more: int = 0) -> int:
     Draws that take seconds each are one or two every day, and as many as ever where more is drawn.
     """
     return of_every_day if TIMES == 1 else max(of_every_day, of_more) * TIMES
+
+
+def some_of(every: Sequence[T], *, each: int) -> Sequence[T]:
+    """Every so-manieth row of a reviewed table; all of it where more is drawn, or it is written anew."""
+    return every if WHOLE else every[::each]

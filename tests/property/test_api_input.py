@@ -104,14 +104,14 @@ def post(client: TestClient, path: str, body: object) -> tuple[int, str]:
     return answer.status_code, answer.headers["content-type"]
 
 
-@settings(max_examples=draws(75), deadline=None)
+@settings(max_examples=draws(25, of_more=75), deadline=None)
 @given(place=st.sampled_from(list(places(VALID))), value=ANYTHING)
 def test_a_job_or_a_problem(client: TestClient, place: tuple[str | int, ...], value: object) -> None:
     status, kind = post(client, "/v1/jobs", with_change(VALID, place, value))
     assert (status, kind) in {(202, "application/json"), (422, "application/problem+json")}
 
 
-@settings(max_examples=draws(50), deadline=None)
+@settings(max_examples=draws(16, of_more=50), deadline=None)
 @given(place=st.sampled_from(list(places(CONFIGURATION))), value=ANYTHING)
 def test_a_prediction_or_a_problem(client: TestClient, place: tuple[str | int, ...], value: object) -> None:
     body = {"problem": VALID, "configuration": with_change(CONFIGURATION, place, value)}
@@ -122,7 +122,7 @@ def test_a_prediction_or_a_problem(client: TestClient, place: tuple[str | int, .
 OF_OTHER_KINDS = [(path, place) for path, body in OTHER_KINDS.items() for place in places(body)]
 
 
-@settings(max_examples=draws(50), deadline=None)
+@settings(max_examples=draws(16, of_more=50), deadline=None)
 @given(where=st.sampled_from(OF_OTHER_KINDS), value=ANYTHING)
 def test_a_job_of_another_kind_or_a_problem(
     client: TestClient, where: tuple[str, tuple[str | int, ...]], value: object

@@ -45,7 +45,7 @@ def asked(
     )  # fmt: skip
 
 
-@settings(max_examples=draws(6), deadline=None)
+@settings(max_examples=draws(3, of_more=6), deadline=None)
 @given(
     objective=st.sampled_from(OBJECTIVES),
     constraints=st.lists(st.sampled_from(CONSTRAINTS), max_size=3, unique=True),

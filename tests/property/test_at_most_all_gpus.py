@@ -20,7 +20,7 @@ from tests.builders import a_cluster, a_gpu, a_model, a_problem
 from tests.draws import draws
 from tests.property.exhaustive import candidates_s
 
-EXAMPLES = draws(3)
+EXAMPLES = draws(2, of_more=3)
 ROUNDING = 1 + 1e-9
 EACH = 2  # GPUs of a node
 

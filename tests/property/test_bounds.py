@@ -35,7 +35,7 @@ from tests.problems.strategies import Shape, columns_of, layout_of, priced_rows,
 from tests.property.exhaustive import exhaust, simulated_s
 
 ROUNDING = 1 + 1e-9
-EXAMPLES = draws(20)
+EXAMPLES = draws(7, of_more=20)
 
 
 @given(priced_rows(any_schedule=True))

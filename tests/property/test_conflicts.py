@@ -51,7 +51,9 @@ def gpus_used(problem: Problem, limits: Collection[str]) -> int:
     st.fixed_dictionaries({}, optional={name: st.sampled_from(values) for name, values in PINS.items()}),
     st.sampled_from((10.0, 24.0, 79.0)),
 )
-@settings(max_examples=draws(3), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(
+    max_examples=draws(2, of_more=3), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate)
+)
 def test_every_conflict_is_infeasible_and_without_any_member_it_is_not(
     pins: dict[str, int | str], memory_gib: float
 ) -> None:

@@ -63,7 +63,7 @@ def by_python(text: str, values: dict[str, int]) -> bool:
         return False
 
 
-@settings(max_examples=draws(150), deadline=None)
+@settings(max_examples=draws(50, of_more=150), deadline=None)
 @given(both=logic, tp=sizes, pp=sizes, dp=sizes, zero=st.integers(0, 3))
 def test_columns_check_and_python_agree(both: Both, tp: int, pp: int, dp: int, zero: int) -> None:
     text, python = both

@@ -173,7 +173,10 @@ def check(start: Start, why: Why) -> int:
 
 
 @settings(
-    max_examples=draws(3), deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+    max_examples=draws(2, of_more=3),
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
 )
 @given(problems(), st.integers(0, 2**32 - 1))
 def test_every_change_that_is_named_has_the_sign_that_is_said(problem: Problem, seed: int) -> None:

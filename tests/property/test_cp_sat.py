@@ -37,7 +37,7 @@ def asked(rows: Rows, objectives: dict[int, float], splits: list[tuple[int, ...]
     priced_rows(max_layers=12, max_rows=3, any_schedule=True, per_stage=True)
     | priced_rows(max_layers=10, in_turn=True)
 )
-@settings(max_examples=draws(40), deadline=None)
+@settings(max_examples=draws(12, of_more=40), deadline=None)
 def test_cp_sat_proves_the_minimum_of_the_exact_program(rows: Rows) -> None:
     splits = best_splits(rows)
     objectives = {}
@@ -56,7 +56,7 @@ def test_cp_sat_proves_the_minimum_of_the_exact_program(rows: Rows) -> None:
 @given(
     priced_rows(max_layers=8, any_schedule=True, per_stage=True) | priced_rows(max_layers=8, in_turn=True)
 )
-@settings(max_examples=draws(30), deadline=None)
+@settings(max_examples=draws(10, of_more=30), deadline=None)
 def test_cp_sat_finds_a_split_exactly_where_the_exact_program_does(rows: Rows) -> None:
     split = best_splits(rows)[0]
     request = Request(

@@ -14,6 +14,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import cache
+from typing import Any
 
 import pytest
 import yaml
@@ -24,6 +25,7 @@ from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import option_names
+from tests.draws import TIMES
 
 Put = Callable[[str, str], Source]
 ON_8 = Overrides(num_gpus=8)
@@ -74,15 +76,19 @@ def launched(words: str) -> Put:
     return put
 
 
+def read_yaml(text: str) -> Any:  # noqa: ANN401 - of any shape
+    return yaml.load(text, yaml.CSafeLoader)
+
+
 def document(text: str) -> Put:
     def put(name: str = "", value: str = "") -> Source:
-        values = yaml.safe_load(text)
+        values = read_yaml(text)
         *sections, last = name.split(".")
         place = values
         for section in sections:
             place = place.setdefault(section, {})
-        place |= {last: yaml.safe_load(value)} if name else {}
-        said = yaml.safe_dump(values, sort_keys=False)
+        place |= {last: read_yaml(value)} if name else {}
+        said = yaml.dump(values, Dumper=yaml.CSafeDumper, sort_keys=False)
         return Source(name="a.yaml", text=said, files={"a.yaml": said})
 
     return put
@@ -93,7 +99,7 @@ def beside(command: str, values: str) -> Put:
 
     def put(name: str = "", value: str = "") -> Source:
         inside = document(values)(name, value or "null").text
-        text = json.dumps(yaml.safe_load(inside)) if "ds.json" in command else inside
+        text = json.dumps(read_yaml(inside)) if "ds.json" in command else inside
         files = {"a.sh": command + "\n", "ds.json" if "ds.json" in command else "mesh.yaml": text}
         return Source(name="a.sh", text=files["a.sh"], files=files)
 
@@ -193,11 +199,18 @@ FILES: dict[str, tuple[tuple[str, ...], str, tuple[Put, ...]]] = {
 
 
 def rows(launcher: str) -> Iterator[tuple[str, Flag]]:
-    """Yield the arguments that the launcher's newest release takes, but for those that its files state."""
+    """Yield the arguments that the launcher's newest release takes, but for those that its files state.
+
+    Every day those of transformers are tried in its own files, and in those of others where more is drawn.
+    """
     tables, by, files = FILES[launcher]
+    of_others = flag_names(*tables[1:]).rows if tables[1:] and TIMES == 1 else {}
+    said = " ".join(files[0]("", "").files.values())
     for name, row in flag_names(*tables).rows.items():
+        if of_others.get(name) == row:
+            continue
         taken = (not row.by or by in row.by) and (launcher, place_of(name)) not in ELSEWHERE
-        said, own = " ".join(files[0]("", "").files.values()), re.escape(name.rpartition(".")[2])
+        own = re.escape(name.rpartition(".")[2])
         stated = re.search(rf"(?:^|--|^ +|\"){own}(?:\"?:|\s)", said, re.MULTILINE)
         if row.type and not (row.until or row.of not in (None, "ds_config") or stated) and taken:
             yield name, row

@@ -1,7 +1,8 @@
 """Two properties of readers, over every value of the reviewed exports and of each stored file of others.
 
 Of several exports of a launcher or stored files of a program, a word is tried in the first that holds it,
-a number in the first that states its argument; ``MESHWRIGHT_TEST_DRAWS=2`` tries all.
+a number in the first that states its argument. Half of the names of documents have a placeholder, the
+others a value that a script writes; ``MESHWRIGHT_TEST_DRAWS=2`` tries all.
 
 A changed value changes the answer, is refused, is named in a note, or is harmless by the launcher's table;
 a value that cannot be evaluated is refused with its line, or is harmless.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -179,6 +181,12 @@ def once(every: Iterable[T], key: Callable[[T], object]) -> Iterator[T]:
         seen.add(key(one))
 
 
+def half(every: Iterable[T], value: str) -> Iterator[T]:
+    """Yield those that have the value every day; all of them where more is drawn."""
+    first = (PLACEHOLDER, UNKNOWN).index(value)
+    return islice(every, first, None, 2) if TIMES == 1 else iter(every)
+
+
 def kind_of(value: object) -> object:
     """Return a word itself, and one kind for all numbers."""
     return re.sub(r"[\d.]+", "0", str(value))
@@ -293,7 +301,7 @@ def in_documents(launcher: str, value: str) -> Iterator[tuple[str, int, Mapping[
         for usual in (files_of(launcher, name) for name in CASES[launcher])
         for found, line, text in with_value(value, main, usual[main])
     )
-    return once(tries, lambda one: one[0])
+    return half(once(tries, lambda one: one[0]), value)
 
 
 def read_written(launcher: str, files: Mapping[str, str]) -> LaunchFile:
@@ -432,7 +440,7 @@ def with_values(program: str, value: str) -> Iterator[tuple[Mapping[str, object]
         for entry, source in stored(program)
         for found in with_value(value, source.name, source.text)
     )
-    return once(every, lambda one: one[2])
+    return half(once(every, lambda one: one[2]), value)
 
 
 @cache

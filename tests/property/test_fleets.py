@@ -97,7 +97,7 @@ def placed(schedule: Schedule) -> dict[str, tuple[int, int]]:
 
 
 @given(fleets())
-@settings(max_examples=draws(40), deadline=None)
+@settings(max_examples=draws(12, of_more=40), deadline=None)
 def test_small_fleets_get_the_best_of_all_schedules(jobs: dict[str, dict[str, Any]]) -> None:
     best = best_of_all(jobs, NODES)
     if best is None:  # equal numbers of nodes that no job has in common
@@ -126,7 +126,7 @@ class Powered(Given):
 
 
 @given(fleets(2), st.integers(24, 60), st.data())
-@settings(max_examples=draws(25), deadline=None)
+@settings(max_examples=draws(8, of_more=25), deadline=None)
 def test_jobs_that_share_a_limit_of_power_get_the_best_of_all_schedules(
     jobs: dict[str, dict[str, Any]], most_w: int, data: st.DataObject
 ) -> None:
@@ -200,7 +200,7 @@ def under_switches(data: st.DataObject, numbers: list[int], times: float) -> dic
 
 
 @given(fleets(2), st.sampled_from([1.5, 2.0, 4.0]), st.data())
-@settings(max_examples=draws(25), deadline=None)
+@settings(max_examples=draws(8, of_more=25), deadline=None)
 def test_jobs_that_share_uplinks_get_the_best_of_all_schedules(
     jobs: dict[str, dict[str, Any]], times: float, data: st.DataObject
 ) -> None:
@@ -242,7 +242,7 @@ def test_jobs_that_share_uplinks_get_the_best_of_all_schedules(
 
 
 @given(fleets(), st.data())
-@settings(max_examples=draws(40), deadline=None)
+@settings(max_examples=draws(12, of_more=40), deadline=None)
 def test_small_fleets_with_pinned_starts_get_the_best_of_all_schedules(
     jobs: dict[str, dict[str, Any]], data: st.DataObject
 ) -> None:
@@ -277,7 +277,7 @@ class OfKinds(Given):
 
 
 @given(fleets(), st.data())
-@settings(max_examples=draws(25), deadline=None)
+@settings(max_examples=draws(8, of_more=25), deadline=None)
 def test_small_fleets_on_nodes_of_two_kinds_get_the_best_of_all_schedules(
     jobs: dict[str, dict[str, Any]], data: st.DataObject
 ) -> None:
@@ -317,7 +317,7 @@ def _with_counts(fleet: Fleet, jobs: Mapping[str, Mapping[str, Any]]) -> tuple[F
 
 
 @given(fleets())
-@settings(max_examples=draws(40), deadline=None)
+@settings(max_examples=draws(12, of_more=40), deadline=None)
 def test_bounds_hold_for_the_best_of_all_schedules(jobs: dict[str, dict[str, Any]]) -> None:
     best = best_of_all(jobs, NODES)
     if best is None:
@@ -335,7 +335,7 @@ def test_bounds_hold_for_the_best_of_all_schedules(jobs: dict[str, dict[str, Any
 
 
 @given(fleets(most=8))
-@settings(max_examples=draws(20), deadline=None)
+@settings(max_examples=draws(7, of_more=20), deadline=None)
 def test_simple_rules_and_neighbourhoods_break_nothing(jobs: dict[str, dict[str, Any]]) -> None:
     minutes = {
         name: {NodeChoice(KIND, width): took for width, took in job["minutes"].items()}

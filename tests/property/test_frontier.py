@@ -36,7 +36,7 @@ def scores_of(rows: Rows) -> dict[int, float]:
 
 
 @given(priced_rows(max_rows=12), st.integers(1, 5))
-@settings(max_examples=draws(40), deadline=None)
+@settings(max_examples=draws(12, of_more=40), deadline=None)
 def test_best_first_equals_the_best_score_of_every_layout(rows: Rows, top_k: int) -> None:
     scores = scores_of(rows)
     layouts: dict[tuple[int, int], float] = {}
@@ -49,7 +49,7 @@ def test_best_first_equals_the_best_score_of_every_layout(rows: Rows, top_k: int
 
 
 @given(priced_rows(max_rows=40, one_layout=True, max_layers=6))
-@settings(max_examples=draws(30), deadline=None)
+@settings(max_examples=draws(10, of_more=30), deadline=None)
 def test_the_best_row_of_a_layout_stands_for_it_whichever_is_found_first(rows: Rows) -> None:
     scores = scores_of(rows)
     found = [scores[row] for row in ranked(rows, 3)]
@@ -57,13 +57,13 @@ def test_the_best_row_of_a_layout_stands_for_it_whichever_is_found_first(rows: R
 
 
 @given(priced_rows(max_rows=12), st.integers(1, 5))
-@settings(max_examples=draws(30), deadline=None)
+@settings(max_examples=draws(10, of_more=30), deadline=None)
 def test_the_best_k_are_a_prefix_of_the_best_k_plus_one(rows: Rows, top_k: int) -> None:
     assert ranked(rows, top_k) == ranked(rows, top_k + 1)[:top_k]
 
 
 @given(priced_rows(max_rows=6))
-@settings(max_examples=draws(25), deadline=None)
+@settings(max_examples=draws(8, of_more=25), deadline=None)
 def test_the_order_of_rows_changes_no_score(rows: Rows) -> None:
     backwards = np.arange(len(rows))[::-1]
     scores = [
@@ -75,7 +75,7 @@ def test_the_order_of_rows_changes_no_score(rows: Rows) -> None:
 
 
 @given(priced_rows(max_rows=6), st.integers(1, 3))
-@settings(max_examples=draws(10), deadline=None)
+@settings(max_examples=draws(5, of_more=10), deadline=None)
 def test_no_split_of_a_layout_simulates_below_the_floor_of_that_layout(rows: Rows, top_k: int) -> None:
     frontier = Frontier.of(Priced.of(rows), top_k)
     if not run(frontier):

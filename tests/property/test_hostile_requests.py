@@ -31,7 +31,7 @@ from tests.property.test_meaning_of_requests import (
 )
 from tests.property.unexplained import unexplained
 
-EXAMPLES = draws(5)
+EXAMPLES = draws(3, of_more=5)
 ROUNDING = 1e-9
 MOST_TRIED = 300  # configurations of a changed request that are tried one by one
 MOST_OFFERED = 8  # changes of one sort, after which no other is looked for

@@ -24,14 +24,14 @@ def best_objective_s(rows: Rows) -> float:
 
 
 @given(priced_rows(any_schedule=True))
-@settings(max_examples=draws(80), deadline=None)
+@settings(max_examples=draws(25, of_more=80), deadline=None)
 def test_inner_program_equals_brute_force_over_all_splits(rows: Rows) -> None:
     brute = exhaust(rows, 0).objective_s.min(initial=np.inf)
     assert best_objective_s(rows) == pytest.approx(brute, rel=RELATIVE)
 
 
 @given(priced_rows(mixed=True, max_layers=8, any_schedule=True))
-@settings(max_examples=draws(80), deadline=None)
+@settings(max_examples=draws(25, of_more=80), deadline=None)
 def test_room_by_kind_bounds_the_closed_form_of_every_split_from_below(rows: Rows) -> None:
     if rows.v[0] == 1 or not rows.uneven_stages:
         return
@@ -41,14 +41,14 @@ def test_room_by_kind_bounds_the_closed_form_of_every_split_from_below(rows: Row
 
 
 @given(priced_rows(any_schedule=True))
-@settings(max_examples=draws(30), deadline=None)
+@settings(max_examples=draws(10, of_more=30), deadline=None)
 def test_chosen_split_is_one_that_the_space_offers_and_memory_holds(rows: Rows) -> None:
     split = best_splits(rows)[0]
     assert split is None or split in exhaust(rows, 0).splits
 
 
 @given(priced_rows(any_schedule=True))
-@settings(max_examples=draws(30), deadline=None)
+@settings(max_examples=draws(10, of_more=30), deadline=None)
 def test_more_memory_never_makes_the_best_split_worse(rows: Rows) -> None:
     more = Rows(
         columns=rows.columns, prices=rows.prices, layout=rows.layout,

@@ -26,7 +26,7 @@ from tests.draws import draws
 from tests.problems.small_problems import small_problems
 from tests.property.exhaustive import exhaust_all
 
-EXAMPLES = draws(3)
+EXAMPLES = draws(2, of_more=3)
 ROUNDING = 1 + 1e-9
 
 

@@ -31,7 +31,7 @@ LAUNCHERS = ("", "torchtitan")
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_gpus_that_just_hold_a_configuration_have_a_plan(launcher: str) -> None:
-    for seed in range(draws(6)):
+    for seed in range(draws(3, of_more=6)):
         with seeded(f"drawn_problem({seed}, {launcher!r})"):
             problem = drawn_problem(seed, launcher)
             profile, configs = profile_of(problem), list(some_legal(problem, seed))
@@ -46,7 +46,7 @@ def test_gpus_that_just_hold_a_configuration_have_a_plan(launcher: str) -> None:
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_no_part_of_a_prediction_is_negative_and_no_moment_is_above_the_peak(launcher: str) -> None:
-    for seed in range(draws(12)):
+    for seed in range(draws(5, of_more=12)):
         with seeded(f"drawn_problem({seed}, {launcher!r})"):
             problem = drawn_problem(seed, launcher)
             for config in some_legal(problem, seed):

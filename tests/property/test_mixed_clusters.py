@@ -40,7 +40,7 @@ from meshwright.solver.search.search import search
 from tests.draws import draws
 from tests.problems.mixed_clusters import a_group, a_mixed_problem, mixed_problems, mixed_rows
 
-EXAMPLES = draws(6)
+EXAMPLES = draws(3, of_more=6)
 ROUNDING = 1 + 1e-9
 MOST_PLACED = 3000  # placements of all rows of a problem that are priced one by one
 
@@ -270,7 +270,7 @@ def every_set(count: int) -> chain[tuple[int, ...]]:
     return chain.from_iterable(combinations(range(count), size) for size in range(2, count + 1))
 
 
-@settings(max_examples=max(EXAMPLES // 4, 5), deadline=None)
+@settings(max_examples=max(EXAMPLES // 4, 3), deadline=None)
 @given(problem=mixed_problems())
 def test_the_bound_over_splits_of_a_batch_is_below_the_best_split(problem: Problem) -> None:
     fleet = mixed_rows(problem).fleet

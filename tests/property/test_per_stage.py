@@ -38,7 +38,7 @@ def exhaust_splits(rows: Rows) -> list[tuple[int, ...]]:
 
 
 @given(priced_rows(any_schedule=True, per_stage=True, max_layers=7))
-@settings(max_examples=draws(60), deadline=None)
+@settings(max_examples=draws(20, of_more=60), deadline=None)
 def test_split_and_counts_are_the_best_of_all_splits_and_counts(rows: Rows) -> None:
     if not rows.per_stage[0]:
         return
@@ -52,7 +52,7 @@ def test_split_and_counts_are_the_best_of_all_splits_and_counts(rows: Rows) -> N
 
 
 @given(priced_rows(any_schedule=True, per_stage=True))
-@settings(max_examples=draws(60), deadline=None)
+@settings(max_examples=draws(20, of_more=60), deadline=None)
 def test_no_bound_lies_above_what_it_bounds(rows: Rows) -> None:
     every = exhaust(rows, 0)
     tiers = [float(fractional_s(rows)[0]), float(whole_layers_s(rows)[0])]

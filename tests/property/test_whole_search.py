@@ -28,7 +28,7 @@ from tests.problems.small_problems import small_problems
 from tests.property.exhaustive import candidates_s, exhaust_all
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = draws(3)
+EXAMPLES = draws(2, of_more=3)
 ROUNDING = 1 + 1e-9
 
 

@@ -20,9 +20,17 @@ from meshwright.service.cli.costs import profile_for
 from meshwright.service.jobs.answers import answer_document
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.planner.plan import ask
+from tests.draws import WHOLE
 
 FOLDER = Path(__file__).parent
 REQUESTS: dict[str, dict[str, Any]] = yaml.load((FOLDER / "requests.yaml").read_text(), yaml.CSafeLoader)
+# Large ones, of kinds that others show: experts, no launcher's rules, schedules with a split backward pass,
+# and launchers that write Megatron-Core's arguments. Fronts are judged by tests/property, too.
+# ``make fuzz`` asks all of them.
+SELDOM = (
+    "deepseek-v3-megatron", "gpt3-none", "llama-8b-llama-factory", "llama-8b-ms-swift", "llama-8b-zb-1p",
+    "mixtral-8x7b-bridge-certified", "pareto",
+)  # fmt: skip
 LEFT_OUT = ("elapsed_s", "versions")
 ROUNDING = 1e-10
 RESIDUE = 1e-15  # of seconds that are taken from one another: 0.0 on one processor, 3e-17 on another
@@ -35,7 +43,7 @@ def answer_to(request: dict[str, Any]) -> str:
     return json.dumps({k: v for k, v in document.items() if k not in LEFT_OUT}, indent=1) + "\n"
 
 
-@pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.parametrize("name", [name for name in REQUESTS if WHOLE or name not in SELDOM])
 def test_the_answer_is_the_one_that_was_reviewed(name: str) -> None:
     path = FOLDER / f"{name}.json"
     answer = answer_to(REQUESTS[name])
@@ -71,3 +79,4 @@ def test_numbers_may_differ_in_their_last_digits_and_in_nothing_else() -> None:
 
 def test_no_answer_is_kept_without_its_request() -> None:
     assert {path.stem for path in FOLDER.glob("*.json")} == set(REQUESTS)
+    assert {*SELDOM} <= set(REQUESTS)

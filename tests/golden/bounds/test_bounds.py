@@ -2,7 +2,7 @@
 
 That no bound is above the best plan is held by ``tests/property``. A bound that only became looser would
 pass there, and proofs would take longer. Rows, splits and searches are small; of unlike node groups the
-bounds of every row are held, too.
+bounds of every row are held, too. Half of the drawn rows are held every day, all of them by ``make fuzz``.
 """
 
 import json
@@ -57,6 +57,7 @@ from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.search import search
 from meshwright.solver.search.splits import best_offered, best_splits
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
+from tests.draws import some_of
 from tests.problems.mixed_clusters import a_group, a_mixed_problem
 from tests.problems.strategies import FULL, Shape, columns_of, layout_of, prices_of
 
@@ -290,7 +291,7 @@ def reviewed(name: str, first: int, found: list[Any]) -> list[str]:
     return [f"{a} -> {b}" for a, b in pairs if a != b]
 
 
-@pytest.mark.parametrize("first", range(0, DRAWN, TOGETHER))
+@pytest.mark.parametrize("first", some_of(range(0, DRAWN, TOGETHER), each=2))
 def test_no_bound_of_drawn_rows_became_looser(first: int) -> None:
     assert reviewed("rows.jsonl", first, [outcome(seed) for seed in range(first, first + TOGETHER)]) == []
 
