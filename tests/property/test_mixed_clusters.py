@@ -201,7 +201,7 @@ def test_no_row_fits_of_which_the_smallest_micro_batch_does_not(
     assert all(max(one.short_bytes()) > 0.0 for one in every)
 
 
-@settings(max_examples=max(EXAMPLES // 4, 3), deadline=None)
+@settings(max_examples=max(EXAMPLES // 4, 2), deadline=None)
 @given(problem=mixed_problems(), memory_gib=st.sampled_from([1.0, 2.0, 3.0, 79.0]))
 def test_rows_refuted_by_their_smallest_micro_batch_change_no_answer(
     problem: Problem, memory_gib: float
@@ -270,7 +270,7 @@ def every_set(count: int) -> chain[tuple[int, ...]]:
     return chain.from_iterable(combinations(range(count), size) for size in range(2, count + 1))
 
 
-@settings(max_examples=max(EXAMPLES // 4, 3), deadline=None)
+@settings(max_examples=max(EXAMPLES // 4, 2), deadline=None)
 @given(problem=mixed_problems())
 def test_the_bound_over_splits_of_a_batch_is_below_the_best_split(problem: Problem) -> None:
     fleet = mixed_rows(problem).fleet
@@ -285,7 +285,7 @@ def test_the_bound_over_splits_of_a_batch_is_below_the_best_split(problem: Probl
 
 
 @pytest.mark.timeout(120)
-@settings(max_examples=max(EXAMPLES // 4, 3), deadline=None)
+@settings(max_examples=max(EXAMPLES // 4, 2), deadline=None)
 @given(problem=mixed_problems())
 def test_every_plan_passes_the_independent_check(problem: Problem) -> None:
     answer = search(problem, default_profile(problem.cluster, "none"))

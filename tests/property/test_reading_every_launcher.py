@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import fields, replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from meshwright.solver.cost.price import price
 from meshwright.solver.problem import Problem
 from meshwright.solver.space.enumerate import enumerate_space
 from meshwright.solver.space.launcher_rules import problem_faults
-from tests.draws import draws
+from tests.draws import draws, some_of
 from tests.launchers.plans import CASES, problem_of, random_targets, target_of_row, tuned
 
 # One of each kind: plain, biases and learned positions, experts, wide heads, latent attention, windows.
@@ -83,8 +84,7 @@ def assert_the_same(found: Target, launcher: str, main: str) -> None:
     assert priced(again, found) == priced(found.problem, found)
 
 
-@pytest.mark.parametrize("launcher", launcher_names())
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("launcher", "name"), some_of([*product(launcher_names(), MODELS)], each=2))
 def test_any_plan_of_the_search_is_exported_and_read_unchanged(launcher: str, name: str) -> None:
     problem = problem_of(launcher, find_model(name), seq_length=2048, num_nodes=2)
     if list(problem_faults(problem, launcher_capabilities(launcher))):

@@ -203,13 +203,15 @@ def test_plans_that_were_tampered_with_are_refused(problem: Problem, data: st.Da
 SEARCH = """
 import json
 from dataclasses import replace
-from pathlib import Path
 from meshwright.profiles.profile import default_profile
-from meshwright.profiles.sequences import SequenceLengths
-from meshwright.service.requests.documents import read_problem_file
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.search.search import search
-problem = parse_problem(read_problem_file(Path("benchmarks/problems/mixtral-8x22b-512-h100.json")))
+problem = parse_problem({
+    "model": "mixtral-8x7b",
+    "cluster": {"name": "dgx-h100", "num_nodes": 2},
+    "workload": {"global_batch_size": 64, "seq_length": 4096},
+    "launcher": "megatron-lm",
+})
 answer = search(problem, default_profile(problem.cluster, problem.launcher))
 print(json.dumps(replace(answer, elapsed_s=0.0).to_json(), sort_keys=True))
 """
