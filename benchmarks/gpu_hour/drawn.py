@@ -133,7 +133,7 @@ def _tiny_families() -> tuple[Family, ...]:
         model=dense,
         seq_length=64,
         micro_batch_sizes=(1, 2),
-        draws=8,
+        draws=4,
         drawn_micro_batches=(1, 2, 3),
         drawn_lengths=(32, 64, 128),
         optimizers=("adamw", "adamw", "muon"),
@@ -144,10 +144,10 @@ def _tiny_families() -> tuple[Family, ...]:
             small,
             name="experts",
             model=replace(dense, name="tiny-experts", moe=experts),
-            draws=6,
+            draws=2,
             optimizers=("adamw",),
         ),
-        replace(small, name="lora", lora_rank=4, draws=6, optimizers=("adamw",)),
+        replace(small, name="lora", lora_rank=4, draws=2, optimizers=("adamw",)),
     )
 
 

@@ -77,7 +77,7 @@ MODELS = (
     "llama-2-7b", "qwen3-8b", "qwen2.5-7b", "glm-4.5-air", "llama-3-8b", "gpt-oss-20b",
 )  # fmt: skip
 JUDGES = Path(__file__).parent / "judges"
-SPLITS_A_PLAN, LEAST_SPLITS = 5, 50  # random models whose split nanotron is asked for
+SPLITS_A_PLAN, LEAST_SPLITS = 5, 20  # random models whose split nanotron is asked for
 LONG = 1000  # characters of a fault: a plan, and what was found
 CONTEXTS = 2  # plans in which one value of one file is changed
 EXPORTER = {"torchtitan-0.3": "torchtitan"}
@@ -373,10 +373,12 @@ def try_mutants(name: str, judge: str, count: Count) -> Try:
             count.faults.append(f"{name}: {mutant.name}: expected noticed={mutant.noticed}, was {word}")
 
 
-def try_dry_runs(name: str, count: Count) -> Try:
-    """Every rank that the launcher builds holds the layers and weights that we priced."""
+def try_dry_runs(name: str, count: Count, *, ends: bool) -> Try:
+    """Every rank that the launcher builds holds the layers and weights that we priced; ``ends``: of both
+    ends of a pipeline.
+    """
     judge, plans_of = DRY_RUNS[name]
-    runs = plans_of()
+    runs = [replace(run, ends=run.ends or ends) for run in plans_of()]
     targets = [run.target for run in runs]
     files = [export(one.plan, one.problem, EXPORTER.get(name, name)).files for one in targets]
     cases = [
@@ -388,7 +390,7 @@ def try_dry_runs(name: str, count: Count) -> Try:
     print(f"{name}: dry runs: {len(runs)} plans, {sum(len(run.ranks()) for run in runs)} ranks")
 
 
-TYPES_A_PLAN = 6  # model types that are tried for each random plan: all of them with sixteen plans
+TYPES_A_PLAN = 3  # model types that are tried for each random plan: all of them with 32 plans
 
 
 def try_model_types(
@@ -564,7 +566,7 @@ def legal_and_illegal(
             yield try_edits(name, judge, count)
     if name in DRY_RUNS:
         types = TYPES_A_PLAN * options.plans
-        yield try_dry_runs(name, count)
+        yield try_dry_runs(name, count, ends=options.quick)
         yield try_model_types(name, environment, count, types=types, seed=options.seed)
 
 

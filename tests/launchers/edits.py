@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 from meshwright.launchers.reading.base import LaunchFile, Source
 from meshwright.launchers.reading.registry import read_launch_files
@@ -52,13 +53,19 @@ class Edit:
 
 def found_by_us(edit: Edit, launcher: str) -> str:
     """What our reader makes of the edited files: refused, listed or passed."""
-    plain = read(export(edit.target.plan, edit.target.problem, launcher).files)
+    plain = read_once(tuple(export(edit.target.plan, edit.target.problem, launcher).files.items()))
     try:
         found = read(edit.files(launcher))
     except InvalidProblemError:
         return "refused"
     more = {*found.unread, *found.notes} - {*plain.unread, *plain.notes}
     return "listed" if more else "passed"
+
+
+@cache
+def read_once(files: tuple[tuple[str, str], ...]) -> LaunchFile:
+    """The run of unedited files, which several edits have in common."""
+    return read(dict(files))
 
 
 def read(files: dict[str, str]) -> LaunchFile:

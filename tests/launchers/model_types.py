@@ -13,6 +13,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,16 @@ class Judged:
     run: DryRun
 
 
-def configs() -> Iterator[tuple[str, str, ModelSpec]]:
+@cache
+def configs() -> tuple[tuple[str, str, ModelSpec], ...]:
     """Type, name and model of every config that is planned: real ones first, then drawn ones.
 
     Last a small one of each type whose code is published beside its weights, of which none is drawn.
     """
+    return tuple(_configs())
+
+
+def _configs() -> Iterator[tuple[str, str, ModelSpec]]:
     for file in ("real-configs.json", "drawn-configs.json"):
         for number, one in enumerate(json.loads((CONFIGS / file).read_text())):
             name = one.get("name", f"drawn-{number}")

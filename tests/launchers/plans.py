@@ -418,7 +418,7 @@ def problem_of(
 
 def random_targets(problem: Problem, count: int, rng: random.Random) -> Iterator[Target]:
     """Legal rows of the search's own space, drawn at random, each with a split that the launcher takes."""
-    if unwritten(problem):  # plans are priced, their files are refused
+    if not count or unwritten(problem):  # plans are priced, their files are refused
         return
     rows = enumerate_space(problem, legal_only=True).rows
     drawn = rng.sample(range(len(rows)), min(count, len(rows)))

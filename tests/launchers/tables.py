@@ -81,8 +81,13 @@ def _declaration(row: Row) -> str:
 def text_of(rows: Mapping[str, Row], head: str) -> str:
     """A table as text, one line an argument."""
     lines = [
-        yaml.safe_dump(
-            {name: row}, default_flow_style=True, width=10_000, sort_keys=False, allow_unicode=True
+        yaml.dump(
+            {name: row},
+            Dumper=yaml.CSafeDumper,
+            default_flow_style=True,
+            width=10_000,
+            sort_keys=False,
+            allow_unicode=True,
         )
         for name, row in rows.items()
     ]
@@ -100,4 +105,4 @@ def renewed(program: str, environment: Environment) -> tuple[Path, str]:
         return path, launcher_flags.written(program, rows)
     text = path.read_text("utf-8")
     head = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
-    return path, text_of(merged(yaml.safe_load(text), declared(program, environment)), head)
+    return path, text_of(merged(yaml.load(text, yaml.CSafeLoader), declared(program, environment)), head)

@@ -20,7 +20,7 @@ from meshwright_client.choosing import CHOICE, Choice, read_choice
 from tests.launchers.cpu_training import SCRIPTS, TORCHTITAN
 from tests.processes.bounded import output_of
 from tests.processes.servers import free_port
-from tests.processes.warm_python import python
+from tests.processes.warm_python import RANKS, python
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "launchers"
@@ -28,18 +28,20 @@ PATHS = f"{ROOT / 'src'}:{ROOT / 'client'}"
 PATIENCE_S = 300.0
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
-    """A service of its own: what another example measured on this CPU would calibrate its answer."""
-    served = tmp_path / "served"
-    served.mkdir()
-    with running_service(served) as (url, _log):
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a service."""
+    with running_service(tmp_path_factory.mktemp("served")) as (url, _log):
         yield url
 
 
 def asked(folder: Path, launcher: str, batch: int) -> dict[str, Any]:
-    """``problem.json`` and ``cluster.json``: two processes of this machine, and a batch of each example."""
+    """``problem.json`` and ``cluster.json``: two processes of this machine, and a batch of each example.
+
+    A name of its own, for what another example measured would calibrate its answer.
+    """
     problem = problem_of(TINY)
+    problem["cluster"]["name"] = folder.name.replace("_", "-")
     problem["launcher"] = launcher
     problem["workload"]["global_batch_size"] = batch
     problem["search"] |= {"top_k": 1, "constraints": ["num_gpus == 2", "dp == 2"]}
@@ -73,7 +75,8 @@ def test_trainers_start_with_a_plan_and_tell_what_their_steps_take(
     # The examples train a single layer: as many tokens of the whole model would be refused as too fast.
     problem["workload"]["seq_length"] = 4
     (tmp_path / "problem.json").write_text(json.dumps(problem))
-    torchrun = [python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    trainer = python(sys.executable, *RANKS, "transformers.trainer", "accelerate", "lightning.pytorch")
+    torchrun = [trainer, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     paths = {"PYTHONPATH": PATHS, "MESHWRIGHT_URL": url, "CUDA_VISIBLE_DEVICES": ""}
     printed = output_of(
         [*torchrun, str(EXAMPLES / script), "problem.json", "run"], timeout_s=PATIENCE_S, environment=paths,
