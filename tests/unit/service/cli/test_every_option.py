@@ -81,7 +81,7 @@ SHARED = {
     "meshwright.service.cli.fits.what_fits": remembering(what_fits),
     "meshwright.service.cli.fits.with_speeds": remembering(with_speeds),
     "meshwright.service.cli.fix.fixes_of": partial(fixes_of, most=2),
-    "meshwright.service.fixing.search._singles": lambda *given: islice(_singles(*given), 30),
+    "meshwright.service.fixing.search._singles": lambda *given: islice(_singles(*given), 16),
     "meshwright.service.fixing.search._MOVES_BY_TIME": 3,  # of pairs
     "meshwright.service.fixing.search._MOVES_BY_MEMORY": 1,
     "meshwright.service.fixing.search._FASTEST": 2,
@@ -91,7 +91,6 @@ SHARED = {
     "meshwright.service.cli.tune.short_list": remembering(short_list),
     "meshwright.service.cli.tune.standing": remembering(standing),
     "meshwright.service.replan.finish.first_plans": remembering(first_plans),
-    "meshwright.solver.fleet.durations.ask": known_answer,
     "meshwright.solver.explain.model_shapes.fastest": remembering(fastest),
     "meshwright.solver.planner.fits.fit_of": remembering(fit_of),
     "meshwright.solver.space.launcher_choice.launchers_able": (
