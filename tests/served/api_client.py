@@ -8,9 +8,9 @@ from fastapi.testclient import TestClient
 from meshwright.profiles.profile import default_profile
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.requests.parse import parse_problem
-from meshwright.solver.planner.plan import ask
 from meshwright.workers.outcome import outcome_of
 from tests.builders import a_plan, an_answer
+from tests.served.commands import known_answer
 from tests.served.job_records import claimed
 
 BODY: dict[str, Any] = {
@@ -35,9 +35,9 @@ def answer_next(engine: JobEngine) -> None:
 
 
 def plan_next(engine: JobEngine, *, top_k: int = 2) -> None:
-    """As a worker would that really searches."""
+    """As a worker would that really searches, the same question once."""
     claim = claimed(engine)
     problem = parse_problem(claim.request)
     quick = replace(problem, options=replace(problem.options, top_k=top_k, certify="none"))
-    answer = ask(quick, default_profile(problem.cluster, problem.launcher))
+    answer = known_answer(quick, default_profile(problem.cluster, problem.launcher))
     assert engine.complete(claim, outcome_of(answer, cache_key="k", cancelled=False))

@@ -205,9 +205,14 @@ def known_answer(
 
 
 def answer_once(patch: pytest.MonkeyPatch) -> None:
-    """Let commands answer the same question once, and search no levers."""
-    for command in ("solver.planner.launchers", "service.cli.explain"):
-        patch.setattr(f"meshwright.{command}.ask", known_answer)
+    """Let commands and workers answer the same question once, and search no levers."""
+    for asker in (
+        "solver.planner.launchers",
+        "solver.fleet.durations",
+        "service.cli.explain",
+        "workers.fleet",
+    ):
+        patch.setattr(f"meshwright.{asker}.ask", known_answer)
     patch.setattr("meshwright.solver.planner.launchers.levers_of", lambda *_, **__: ())
 
 

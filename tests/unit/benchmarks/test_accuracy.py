@@ -21,7 +21,7 @@ from benchmarks.fit.accuracy_spread import (
 from benchmarks.fit.accuracy_tables import by_group, curves, error_percent, overall, row_by_row, worst
 from benchmarks.fit.accuracy_trainers import DOCUMENT, document, read_trainer_runs
 from meshwright.solver.accuracy import Report, Scored, validate
-from meshwright.solver.runs.table import CATALOG_RUNS, read_runs
+from tests.catalog import catalog_runs
 from tests.processes.pace import pace
 
 CLUSTERS = ("selene-a100-megatron-2021", "jeanzay-v100-32gb", "simumax-b200")
@@ -29,7 +29,7 @@ CLUSTERS = ("selene-a100-megatron-2021", "jeanzay-v100-32gb", "simumax-b200")
 
 @pytest.fixture(scope="module")
 def report() -> Report:
-    return validate([run for run in read_runs(CATALOG_RUNS) if run.cluster in CLUSTERS])
+    return validate([run for run in catalog_runs() if run.cluster in CLUSTERS])
 
 
 def cells(line: str) -> list[str]:
@@ -201,7 +201,7 @@ def test_calibration_may_not_cost_the_mean_of_clusters_any_regret() -> None:
 
 
 def test_a_group_that_is_predicted_alike_has_no_order() -> None:
-    runs = [run for run in read_runs(CATALOG_RUNS) if run.cluster == "bridge-h100-skills"]
+    runs = [run for run in catalog_runs() if run.cluster == "bridge-h100-skills"]
     (alike,) = orders_of(validate(runs), validate(runs, calibrate=1))
     # five runs of Moonlight with recomputation here and there: predictions differ by .2 %
     assert alike.groups == 0

@@ -31,16 +31,15 @@ from meshwright.solver.calibration.observations import Observation
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.uncertainty import catalog_spreads
 from meshwright.solver.predict import predict
-from meshwright.solver.runs.table import CATALOG_RUNS, Run, read_runs
+from meshwright.solver.runs.table import Run
+from tests.catalog import catalog_runs
 
 CLUSTERS = ("mosaic-a100-40gb-fsdp", "mosaic-a100-80gb-fsdp")
 
 
 @pytest.fixture(scope="module")
 def runs() -> list[Run]:
-    return [run for run in read_runs(CATALOG_RUNS) if run.cluster in CLUSTERS and run.shape is not None][
-        ::4
-    ]
+    return [run for run in catalog_runs() if run.cluster in CLUSTERS and run.shape is not None][::8]
 
 
 def slower(run: Run, constants: Constants) -> Run:
@@ -90,7 +89,7 @@ def test_the_profile_of_a_left_out_cluster_does_not_depend_on_its_measurements(r
 
 
 def test_without_its_runs_nothing_tells_what_a_stack_launches_in(runs: list[Run]) -> None:
-    small = [run for run in read_runs(CATALOG_RUNS) if run.cluster == "vtrain-a100-single"]
+    small = [run for run in catalog_runs() if run.cluster == "vtrain-a100-single"][::20]
     one = Observation.of(small[0])
     assert one is not None
     evidence = Evidence.of_times([*small, *runs])
@@ -109,7 +108,7 @@ def test_constants_move_no_further_than_their_bounds() -> None:
 
 
 def test_tests_of_continuous_integration_teach_no_times() -> None:
-    rows = [run for run in read_runs(CATALOG_RUNS) if run.cluster == "megatron-ci-a100"]
+    rows = [run for run in catalog_runs() if run.cluster == "megatron-ci-a100"]
     assert not any(map(teaches, rows))
     assert not Evidence.of_times(rows).runs
 
@@ -155,7 +154,7 @@ def test_what_launches_add_is_told_from_what_every_run_is_off_by() -> None:
 
 
 def test_twins_say_that_launches_make_runs_noisier() -> None:
-    noise, growth = launch_noise_of(read_runs(CATALOG_RUNS))
+    noise, growth = launch_noise_of(catalog_runs())
     assert 0.005 < noise < TIME_PROCESS.noise
     assert float(f"{growth:.1g}") == catalog_spreads()["time"]["launch_noise"]
 

@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.leaderboard import COLUMNS, ENTRIES, EntryError, entries_of, page, read_entry, score
-from meshwright.solver.runs.table import CATALOG_RUNS, Run, read_runs
+from meshwright.solver.runs.table import Run
+from tests.catalog import catalog_runs
 
 
 @pytest.fixture(scope="module")
 def runs() -> dict[str, Run]:
-    return {run.run_id: run for run in read_runs(CATALOG_RUNS) if run.measured.step_time_s}
+    return {run.run_id: run for run in catalog_runs() if run.measured.step_time_s}
 
 
 def entry(folder: Path, *rows: str) -> Path:

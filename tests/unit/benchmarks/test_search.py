@@ -1,5 +1,6 @@
 """The search's benchmarks: problems as the service reads them, their table, the picture of their growth."""
 
+import json
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -11,7 +12,7 @@ from benchmarks.search import HEADINGS, PROBLEMS, aligned, measured, renewed, wr
 from meshwright.profiles.profile import default_profile
 from meshwright.service.requests.documents import read_problem_file
 from meshwright.service.requests.parse import parse_problem
-from meshwright.solver.runs.table import CATALOG_RUNS, read_runs
+from tests.catalog import catalog_runs
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -25,9 +26,12 @@ def test_every_problem_is_complete(path: Path) -> None:
     assert problem.options.top_k == 10
 
 
-def test_a_measurement_says_what_was_covered_and_proved() -> None:
-    found = measured(PROBLEMS / "qwen3-30b-64-h100-128k.json", "none")
-    assert (found["gpus"], found["status"], found["certified_by"]) == (64, "optimal", ["exact-dp"])
+def test_a_measurement_says_what_was_covered_and_proved(tmp_path: Path) -> None:
+    problem = json.loads((PROBLEMS / "qwen3-30b-64-h100-128k.json").read_text())
+    problem |= {"model": {"name": "llama-3.1-8b"}, "cluster": {"name": "dgx-h100", "num_nodes": 1}}
+    (tmp_path / "small.json").write_text(json.dumps(problem))
+    found = measured(tmp_path / "small.json", "none")
+    assert (found["gpus"], found["status"], found["certified_by"]) == (8, "optimal", ["exact-dp"])
     assert found["curve"][0][0] <= found["cpu_s"]
     assert found["gap"] >= 0.0
 
@@ -69,7 +73,7 @@ def test_lines_of_problems_that_are_measured_again_replace_theirs_alone() -> Non
 
 
 def test_a_recipe_is_searched_in_a_space_that_has_its_layout_or_not_at_all() -> None:
-    shapes = {run.run_id: run.shape for run in read_runs(CATALOG_RUNS)}
+    shapes = {run.run_id: run.shape for run in catalog_runs()}
 
     def launcher(run_id: str) -> str | None:
         shape = shapes[run_id]
@@ -84,7 +88,7 @@ def test_a_recipe_is_searched_in_a_space_that_has_its_layout_or_not_at_all() -> 
 
 
 def test_a_sceptic_counts_recipes_that_are_faster_and_answers_that_are_silent() -> None:
-    run = next(run for run in read_runs(CATALOG_RUNS) if run.run_id == "BRDG-0084")
+    run = next(run for run in catalog_runs() if run.run_id == "BRDG-0084")
     assert run.shape is not None
     plain = plain_question(run.shape)
     assert plain is not None

@@ -29,11 +29,12 @@ from benchmarks.fit.spreads import spread_between
 from meshwright.solver.accuracy import validate
 from meshwright.solver.calibration.observations import Observation
 from meshwright.solver.runs.table import CATALOG_RUNS, Run, read_runs
+from tests.catalog import catalog_runs
 
 
 @pytest.fixture(scope="module")
 def runs() -> list[Run]:
-    return list(read_runs(CATALOG_RUNS))
+    return list(catalog_runs())
 
 
 def of_cluster(runs: list[Run], cluster: str) -> list[Run]:

@@ -20,6 +20,7 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MlaSpec, MoeSpec
 from meshwright.solver.configuration import Configuration, StageGroup
 from meshwright.solver.space.launcher_rules import problem_faults, unwritten
+from tests.draws import draws
 from tests.launchers.cases import target
 from tests.launchers.mutants import MUTANTS, Mutant
 from tests.launchers.plans import CASES, problem_of, random_targets
@@ -274,7 +275,7 @@ MODELS = ("llama-3.1-8b", "gpt-3-175b", "mixtral-8x7b", "qwen3-30b-a3b", "deepse
 @pytest.mark.parametrize("name", MODELS)
 def test_every_row_of_the_search_is_exported(launcher: str, name: str) -> None:
     problem = problem_of(launcher, find_model(name), seq_length=2048)
-    targets = list(random_targets(problem, 8, random.Random(f"{launcher} {name}")))
+    targets = list(random_targets(problem, draws(3, of_more=8), random.Random(f"{launcher} {name}")))
     able = launcher_capabilities(launcher)
     trainable = not [*problem_faults(problem, able), *unwritten(problem)]
     assert bool(targets) == trainable, sorted(model_facts(problem.model))

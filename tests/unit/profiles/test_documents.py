@@ -25,6 +25,7 @@ from meshwright.profiles.documents import (
 )
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.requests.documents import read_problem_file
+from tests.draws import draws
 from tests.processes.pace import work_s
 
 
@@ -207,7 +208,7 @@ PLAIN = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=draws(60), deadline=None)
 @given(raw=st.dictionaries(st.text("abc"), PLAIN, max_size=5), ascii_only=st.booleans())
 def test_json_of_plain_values_reads_as_the_standard_library_reads_it(
     raw: dict[str, object], ascii_only: bool

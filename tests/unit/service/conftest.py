@@ -17,6 +17,7 @@ from meshwright.workers.fleet import FleetWork
 from meshwright.workers.roles import RolesWork
 from meshwright.workers.runner import Runner
 from meshwright.workers.search import StoredSearch
+from tests.served.commands import answer_once
 from tests.served.job_records import RememberingQueue
 from tests.served.migrated import migrated
 
@@ -34,8 +35,9 @@ def engine(database: Database) -> JobEngine:
 
 
 @pytest.fixture
-def worker(database: Database, engine: JobEngine) -> Runner:
-    """A real worker, for every kind of question."""
+def worker(database: Database, engine: JobEngine, monkeypatch: pytest.MonkeyPatch) -> Runner:
+    """A real worker, for every kind of question; it answers the same one once, without levers."""
+    answer_once(monkeypatch)
     return Runner(
         engine, StoredSearch(database), worker="w", leaving=threading.Event(),
         fleet=partial(FleetWork.on, database), roles=partial(RolesWork.on, database),

@@ -15,7 +15,8 @@ from meshwright.solver.accuracy import (
     validate,
 )
 from meshwright.solver.calibration.observations import Observation
-from meshwright.solver.runs.table import CATALOG_RUNS, Run, read_runs
+from meshwright.solver.runs.table import Run
+from tests.catalog import catalog_runs
 
 CLUSTER = "mosaic-a100-80gb-fsdp"
 
@@ -23,7 +24,7 @@ CLUSTER = "mosaic-a100-80gb-fsdp"
 @pytest.fixture(scope="module")
 def runs() -> tuple[Run, ...]:
     """One cluster's rows, and two of another that are refused."""
-    all_runs = read_runs(CATALOG_RUNS)
+    all_runs = catalog_runs()
     others = [run for run in all_runs if run.cluster == "mlperf-l40s"][:2]
     refused = [replace(run, shape=None, refused_reason="peft = x is not modelled") for run in others]
     return (*(run for run in all_runs if run.cluster == CLUSTER), *refused)
@@ -161,7 +162,7 @@ def test_a_first_steps_peak_is_of_passes_without_moments_or_of_the_steps_end(rep
 
 
 def test_states_that_nobody_says_who_keeps_are_shared_where_they_would_not_fit() -> None:
-    silent = next(run for run in read_runs(CATALOG_RUNS) if run.run_id == "VTRN-1441")
+    silent = next(run for run in catalog_runs() if run.run_id == "VTRN-1441")
     assert silent.shape is not None
     assert (silent.shape.sharding_known, silent.shape.configuration.zero_stage) == (False, 0)
     stated = replace(silent, run_id="stated", shape=replace(silent.shape, sharding_known=True))

@@ -24,6 +24,7 @@ from meshwright.profiles.mixers import MixerSpec
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import RotaryScaling
 from meshwright.solver.configuration import Configuration
+from tests.draws import draws
 from tests.launchers.cases import CASES, LLAMA_70B, MIXTRAL, target
 from tests.launchers.megatron_arguments import parser, recompute_layers, stage_layers, words, zero_stage
 from tests.processes.pace import work_s
@@ -129,7 +130,7 @@ def legal_targets(draw: st.DrawFn) -> Target:
 
 
 @given(legal_targets())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=draws(40), deadline=None)
 def test_any_legal_plan_is_read_back_unchanged(found: Target) -> None:
     assert read_back(found) == found.config
 
@@ -251,7 +252,7 @@ def test_a_known_plan_is_exported_and_read_unchanged(name: str) -> None:
 
 
 @given(legal_targets())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=draws(40), deadline=None)
 def test_any_plan_is_exported_and_read_unchanged(target: Target) -> None:
     found = exported(target)
     assert found.configuration == target.config
@@ -481,14 +482,14 @@ def test_an_embedding_and_a_loss_alone_are_stages_without_a_layer() -> None:
 
 
 @given(st.text(alphabet=st.sampled_from("-abfz0189=\"'$(){}[]\\\n #*+|&;<>`\t"), max_size=300))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draws(80), deadline=None)
 def test_nonsense_is_refused_and_never_crashes(text: str) -> None:
     with pytest.raises(InvalidProblemError):
         read_launch_file(text)
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=draws(40), deadline=None)
 def test_a_damaged_script_is_read_or_refused(data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(SCRIPT)))
     length = data.draw(st.integers(0, 40))

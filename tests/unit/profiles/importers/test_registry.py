@@ -11,6 +11,7 @@ from meshwright.profiles.errors import ProfileError, UnknownNameError
 from meshwright.profiles.importers.foreign_file import ForeignFile
 from meshwright.profiles.importers.registry import FORMATS, detect_format, format_names, import_profile
 from meshwright.profiles.measurements import SwitchTree
+from tests.draws import draws
 
 FILES = Path(__file__).parents[1] / "fixtures" / "importers"
 FORMAT_OF = {
@@ -126,7 +127,7 @@ def broken(draw: st.DrawFn) -> tuple[str, bytes]:
     return fixture, content
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draws(80), deadline=None)
 @given(broken(), st.booleans())
 def test_a_broken_file_is_read_or_refused_and_nothing_else(case: tuple[str, bytes], named: bool) -> None:
     fixture, content = case

@@ -14,13 +14,22 @@ from meshwright.service.cli.calibrate import calibrate_command
 from meshwright.service.cli.costs import profile_for
 from meshwright.service.report.measured import compared_table
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
+from meshwright.solver.calibration import calibrate as solver
 from meshwright.solver.calibration.fit import TIME_PROCESS
-from meshwright.solver.calibration.measured import Compared
+from meshwright.solver.calibration.measured import Compared, compared
 from meshwright.solver.problem import Problem
 from meshwright.solver.runs.table import CATALOG_RUNS, read_runs
 from tests.builders import a_problem
+from tests.served.commands import remembering
 
 CLUSTER = "mosaic-a100-80gb-fsdp"
+_CALIBRATE, _COMPARED = remembering(solver.calibrate), remembering(compared)
+
+
+@pytest.fixture(autouse=True)
+def _each_table_is_learnt_from_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshwright.service.cli.calibrate.calibrate", _CALIBRATE)
+    monkeypatch.setattr("meshwright.service.cli.calibrate.compared", _COMPARED)
 
 
 def table(path: Path, *, measured: int, candidates: int = 0) -> Path:
@@ -170,11 +179,18 @@ def test_nothing_is_left_to_measure_is_said(tmp_path: Path) -> None:
         calibrate(table(tmp_path / "runs.csv", measured=4), measure_next=2)
 
 
-def test_several_clusters_ask_for_a_name_and_a_wrong_name_for_the_nearest() -> None:
+def test_several_clusters_ask_for_a_name_and_a_wrong_name_for_the_nearest(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    with CATALOG_RUNS.open(encoding="utf-8") as handle:
+        last_of = {row["cluster"]: row for row in csv.DictReader(handle)}
+    with path.open("w", encoding="utf-8", newline="") as handle:
+        writer = csv.DictWriter(handle, list(last_of[CLUSTER]))
+        writer.writeheader()
+        writer.writerows(last_of[name] for name in (CLUSTER, "zerobubble-a100"))
     with pytest.raises(InvalidProblemError, match="several"):
-        calibrate(CATALOG_RUNS)
+        calibrate(path)
     with pytest.raises(InvalidProblemError, match=CLUSTER):
-        calibrate(CATALOG_RUNS, cluster=CLUSTER + "x")
+        calibrate(path, cluster=CLUSTER + "x")
 
 
 @pytest.mark.parametrize("content", ["", "{}", "run_id\n1\n", "\udcff"])

@@ -81,7 +81,7 @@ SHARED = {
     "meshwright.service.cli.fits.what_fits": remembering(what_fits),
     "meshwright.service.cli.fits.with_speeds": remembering(with_speeds),
     "meshwright.service.cli.fix.fixes_of": partial(fixes_of, most=2),
-    "meshwright.service.fixing.search._singles": lambda *given: islice(_singles(*given), 30),
+    "meshwright.service.fixing.search._singles": lambda *given: islice(_singles(*given), 16),
     "meshwright.service.fixing.search._MOVES_BY_TIME": 3,  # of pairs
     "meshwright.service.fixing.search._MOVES_BY_MEMORY": 1,
     "meshwright.service.fixing.search._FASTEST": 2,
@@ -254,7 +254,8 @@ LORA = "--model llama-3.1-8b --gpus 1xh100 --lora-rank 16 --global-batch-size 16
 
 FIXED, UNPLACED = "--gpus 2xh100 --no-search --json", "train.sh --no-search --json"
 
-FITS = "smollm-135m --gpus 1xH100 --optimizer adamw"  # which leaves out the methods with other optimizers
+SMALLEST = "smollm-135m --optimizer adamw"  # which leaves out the methods with other optimizers
+FITS = f"{SMALLEST} --gpus 1xH100"
 _SEEING = "--gpus 1xH100 --optimizer adamw --launcher llama-factory-accelerate --json"
 COMMANDS = {
     "plan": Command("problem.json --json", {
@@ -349,28 +350,28 @@ COMMANDS = {
         "--force": Case(beside="--save-dir taken"),
         "--accept-risk": Case(base="--from risky.json"),
     }),
-    "plot": Command("--from answer.json --out plan.svg", {
-        "plan_id": Case("SECOND", base="FIRST --out plan.svg", instead="FIRST"),
+    "plot": Command("--out plan.svg --from answer.json", {
+        "plan_id": Case("SECOND", base="--out plan.svg"),
         "--from": Case("answer.json", base="--out plan.svg"),
         "--rank": "2",
         "--profile": "titan.json",
         "--out": "plan.png",
     }),
-    "memory": Command("llama-3.1-8b --launcher trl --json", {
-        "model": Case("llama-2-7b", base="llama-3.1-8b --launcher trl --json", instead="llama-3.1-8b"),
+    "memory": Command(f"{SMALLEST} --launcher trl --json", {
+        "model": Case("smollm-360m", base=f"{SMALLEST} --launcher trl --json", instead="smollm-135m"),
         "--gpu": "a100-sxm-80gb",
         "--num-gpus": "2",
-        "--launcher": Case("trl", base="llama-3.1-8b --json"),
-        "--seq-length": "8192",
-        "--precision": Case("fp16", base="llama-3.1-8b --json"),  # of some launcher
+        "--launcher": Case("trl", base=f"{SMALLEST} --json"),
+        "--seq-length": "1024",
+        "--precision": Case("fp16", base=f"{SMALLEST} --json"),  # of some launcher
         "--optimizer": "adamw-bf16",
         "--lora-rank": "64",
-        "--json": Case(base="llama-3.1-8b --launcher trl"),
+        "--json": Case(base=f"{SMALLEST} --launcher trl"),
     }),
     "fits": Command(f"{FITS} --launcher trl --json", {
         "model": Case("smollm-360m", base=f"{FITS} --launcher trl --json", instead="smollm-135m"),
         "--gpus": "1xRTX-4090",
-        "--cluster": Case("dgx-h100", base="smollm-135m --optimizer adamw --launcher trl --json"),
+        "--cluster": Case("dgx-h100", base=f"{SMALLEST} --launcher trl --json"),
         "--launcher": "accelerate",
         "--seq-length": "1024",
         "--global-batch-size": "64",

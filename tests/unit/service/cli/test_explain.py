@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from meshwright.service.report.sentences import option_words
-from tests.served.commands import answer_once
+from meshwright.solver.clock import Watch
+from meshwright.solver.explain.node_groups import with_one_more_node
+from tests.served.commands import answer_once, remembering
 from tests.served.requests import run_here
 from tests.unit.launchers.megatron_lm.test_read import SCRIPT
 
@@ -16,10 +18,17 @@ QUESTION = ["--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--num-nodes", "
 PLAN = ["plan", *QUESTION, "--top-k", "3"]
 
 
+_ONE_MORE = remembering(lambda *given: with_one_more_node(*given, Watch(time_limit_s=1e6)))
+
+
 @pytest.fixture(autouse=True)
 def _each_question_is_answered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Words and JSON tell the same answer, and no test here is about its levers."""
     answer_once(monkeypatch)
+    monkeypatch.setattr(
+        "meshwright.solver.explain.node_groups.with_one_more_node",
+        lambda *given: _ONE_MORE(*given[:-1]),
+    )
 
 
 @pytest.fixture

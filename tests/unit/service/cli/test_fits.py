@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from benchmarks.fits import judged, statements
 from meshwright.service.cli.main import app
-from meshwright.service.methods import what_fits, with_speeds
+from meshwright.service.methods import methods_of, what_fits, with_speeds
 from tests.served.commands import remembering
 
 _WHAT_FITS = remembering(what_fits)
@@ -30,6 +30,15 @@ def _each_question_is_answered_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def only_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out how fast what fits is."""
     monkeypatch.setattr("meshwright.service.cli.fits.with_speeds", lambda rows, *_: rows)
+
+
+@pytest.fixture
+def only_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the methods that train every weight."""
+    monkeypatch.setattr(
+        "meshwright.service.methods.methods_of",
+        lambda *asked: (one for one in methods_of(*asked) if "lora_rank" in one.workload),
+    )
 
 
 @cache
@@ -90,19 +99,21 @@ def test_a_loss_in_parts_is_turned_on_where_whole_logits_do_not_fit(launcher: st
     assert (qlora["fits"], qlora["allow"]) == ("yes", [])  # it fits as it is
 
 
+@pytest.mark.usefixtures("only_what_fits")
 def test_a_sequence_has_no_more_tokens_than_the_model_has_positions() -> None:
     assert "--seq-length 1024" in rows("gpt2", "--gpus", "1xT4", "--launcher", "trl")[0]["command"]
     run = CliRunner().invoke(app, ["fits", "gpt2", "--gpus", "1xT4", "--seq-length", "4096"])
     assert "4096 is longer than the 1024 learned positions" in str(run.exception)
 
 
+@pytest.mark.usefixtures("only_adapters", "only_what_fits")
 def test_experts_have_few_bits_where_they_do_not_fit_otherwise() -> None:
     found = rows("Qwen/Qwen3-30B-A3B", "--gpus", "1xRTX-5090", "--launcher", "axolotl")
     (row,) = [one for one in found if one["method"] == "QLoRA"]
     assert (row["fits"], row["allow"]) == ("yes", ["quantizes_experts"])
 
 
-@pytest.mark.usefixtures("only_what_fits")
+@pytest.mark.usefixtures("only_adapters", "only_what_fits")
 @pytest.mark.parametrize(("gpu", "launchers"), [("H100", {"accelerate"}), ("A100", set())])
 def test_experts_in_nvfp4_are_a_base_of_adapters_where_they_are_multiplied(
     gpu: str, launchers: set[str]
@@ -113,7 +124,7 @@ def test_experts_in_nvfp4_are_a_base_of_adapters_where_they_are_multiplied(
     assert all("--base-precision nvfp4" in one["command"] for one in stored)
 
 
-@pytest.mark.usefixtures("only_what_fits")
+@pytest.mark.usefixtures("only_adapters", "only_what_fits")
 def test_a_stored_checkpoint_is_one_more_base_of_adapters() -> None:
     found = rows("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", "--gpus", "1xRTX-4090")
     stored = [one for one in found if one["method"] == "on GPTQ"]
@@ -124,6 +135,7 @@ def test_a_stored_checkpoint_is_one_more_base_of_adapters() -> None:
     assert "on GPTQ" not in {one["method"] for one in plain}
 
 
+@pytest.mark.usefixtures("only_adapters")
 def test_text_alone_is_asked_of_a_model_with_a_tower_unless_images_are_stated() -> None:
     asked = (
         "Qwen/Qwen2.5-VL-7B-Instruct",
@@ -159,9 +171,9 @@ def test_the_table_fits_a_terminal_of_80_columns() -> None:
 
 
 def test_the_table_has_twelve_lines_unless_every_launcher_is_asked_for() -> None:
-    for model, gpus in (("Qwen/Qwen3-8B", "1xRTX-4090"), ("gpt2", "2xH200")):
+    for asked in ("Qwen/Qwen3-8B --gpus 1xRTX-4090", "gpt2 --gpus 1xL4 --optimizer adamw"):
         whole, short = (
-            CliRunner().invoke(app, ["fits", model, "--gpus", gpus, *more], env={"COLUMNS": "80"}).output
+            CliRunner().invoke(app, ["fits", *asked.split(), *more], env={"COLUMNS": "80"}).output
             for more in (["--full"], [])
         )
         lines = [one.split("\n\n")[1].splitlines()[2:] for one in (short, whole)]
@@ -184,12 +196,14 @@ def test_methods_without_a_launcher_are_named(launcher: str, who: str) -> None:
     assert f"8-bit Adam, LoRA, QLoRA: {who} Qwen3 0.6B so on 1 × TPU v5e" in run.output
 
 
+@pytest.mark.usefixtures("only_adapters")
 def test_a_type_alone_is_one_card() -> None:
     assert rows("qwen3-4b", "--gpus", "T4", "--launcher", "trl") == rows(
         "qwen3-4b", "--gpus", "1xT4", "--launcher", "trl"
     )
 
 
+@pytest.mark.usefixtures("only_adapters", "only_what_fits")
 def test_a_problem_file_counts_with_its_cluster_and_its_commands_name_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +217,7 @@ def test_a_problem_file_counts_with_its_cluster_and_its_commands_name_it(
     assert other["command"].startswith("meshwright plan job.yaml --gpus 1xa10g --global-batch-size 8 ")
 
 
+@pytest.mark.usefixtures("only_adapters", "only_what_fits")
 def test_a_folder_of_a_model_stays_in_the_command(tmp_path: Path) -> None:
     config = {
         "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from meshwright.profiles.profile import default_profile
 from meshwright.service.cli.main import app
+from meshwright.service.methods import methods_of
 from meshwright.solver.planner.least_memory import first_that_fits, least_memory
 from meshwright.solver.predict import predict_all
 from meshwright.solver.problem import Problem
@@ -43,9 +44,13 @@ def rows(*words: str) -> list[dict[str, Any]]:
     ],
 )
 def test_the_fewest_gpus_of_a_method_are_named(
-    words: str, method: str, launcher: str, num_gpus: int
+    words: str, method: str, launcher: str, num_gpus: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (row,) = [one for one in rows(*words.split(), "--launcher", launcher) if one["method"] == method]
+    monkeypatch.setattr(
+        "meshwright.service.cli.memory.methods_of",
+        lambda *asked: (one for one in methods_of(*asked) if one.title == method),
+    )
+    (row,) = rows.__wrapped__(*words.split(), "--launcher", launcher)
     assert row["launcher"] == launcher
     assert (row["fits"], row["num_gpus"]) == (True, num_gpus)
     assert row["peak_memory_bytes"] < row["memory_limit_bytes"]
@@ -91,8 +96,9 @@ SMALL = a_model(num_layers=4, hidden_size=1024, ffn_hidden_size=4096, num_attent
 )
 def test_no_legal_configuration_takes_less_memory(launcher: str, allow: tuple[str, ...]) -> None:
     """Every legal row with its split of least memory, priced one by one."""
-    problem = a_problem(model=SMALL, cluster=a_cluster(num_nodes=1), batch=8, allow=allow)
-    problem = replace(problem, launcher=launcher)
+    (node,) = a_cluster(num_nodes=1).groups
+    four = replace(a_cluster(), groups=(replace(node, gpus_per_node=4, island_gpus=4),))
+    problem = replace(a_problem(model=SMALL, cluster=four, batch=4, allow=allow), launcher=launcher)
     need = least_memory(problem)
     assert need is not None
     profile = default_profile(problem.cluster, problem.priced_as)

@@ -57,8 +57,8 @@ def test_help_loads_no_solver() -> None:
 
 def test_a_search_from_options_loads_no_reader_exporter_page_or_calibration() -> None:
     asked = (
-        "plan --model llama-3.2-1b --cluster dgx-h100 --num-nodes 1 --global-batch-size 8 "
-        "--seq-length 1024 --certify none"
+        "plan --model llama-3.2-1b --gpus 1xh100 --global-batch-size 8 --seq-length 1024 --certify none "
+        "--top-k 1 --allow none"
     )
     unwanted = (
         "meshwright.launchers.reading.",

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli.main import app
 from meshwright.service.verify.environments import FOLDER_VARIABLE, MEGATRON_LM
-from tests.served.commands import answer_once
+from tests.served.commands import answer_once, without_reasons
 from tests.served.job_records import TINY_PROBLEM
 from tests.served.reports import Page
 
@@ -64,7 +64,8 @@ def test_a_point_of_a_sweep_has_the_answer_of_its_own_search(path: str, tmp_path
         inner[name] = value
         file = tmp_path / "problem.json"
         file.write_text(json.dumps(problem))
-        return dict(json.loads(plan(str(file), "--json").stdout))
+        with without_reasons():
+            return dict(json.loads(plan(str(file), "--json").stdout))
 
     for row, value in zip(answer(SWEPT[path])["points"], SWEPT[path], strict=True):
         own = answer(value)

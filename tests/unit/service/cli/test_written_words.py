@@ -40,7 +40,7 @@ def test_every_option_of_one_value_is_refused_the_second_time(path: str) -> None
         if option.multiple or option.is_eager:
             continue
         with pytest.raises(TyperException, match="is given twice") as refused:
-            app(words, prog_name="meshwright", standalone_mode=False)
+            commands().main(words, prog_name="meshwright", standalone_mode=False)
         assert option.opts[-1] in str(refused.value)
 
 

@@ -18,7 +18,7 @@ from meshwright.solver.calibration.observations import Observation, predictions_
 from meshwright.solver.cost.residuals import features_of
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
-from meshwright.solver.runs.table import CATALOG_RUNS, read_runs
+from tests.catalog import catalog_runs
 
 CLUSTER = "mosaic-a100-40gb-fsdp"
 CHIP = {"name": "our-chip", "architecture": None, "sources": None}
@@ -31,7 +31,7 @@ def on_gpu(problem: Problem, gpu: GpuSpec) -> Problem:
 
 @pytest.fixture(scope="module")
 def observations() -> list[Observation]:
-    rows = [Observation.of(run) for run in read_runs(CATALOG_RUNS) if run.cluster == CLUSTER]
+    rows = [Observation.of(run) for run in catalog_runs() if run.cluster == CLUSTER]
     return [one for one in rows if one is not None and one.step_time_s]
 
 

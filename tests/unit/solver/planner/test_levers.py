@@ -42,6 +42,23 @@ def slow() -> tuple[Problem, Answer]:
     return problem, compared(problem)
 
 
+@pytest.fixture(scope="module")
+def small() -> tuple[Problem, Answer]:
+    """Llama 3.2 1B on two gaming cards, where fp8 and smaller gradients and states are faster."""
+    problem = parse_problem(
+        {
+            "model": {"name": "llama-3.2-1b"},
+            "cluster": {"groups": [{"gpu": "rtx-4090", "num_nodes": 1, "gpus_per_node": 2}]},
+            "workload": {"global_batch_size": 16, "seq_length": 2048},
+            "launcher": "megatron-lm",
+            "search": {"top_k": 1, "certify": "none"},
+        }
+    )
+    answer = compared(problem)
+    assert {one.kind for one in answer.levers} >= {"precision", "launcher", "gradients", "optimizer"}
+    return problem, answer
+
+
 def test_where_states_leave_no_room_smaller_ones_are_named(slow: tuple[Problem, Answer]) -> None:
     """Gradients of 2 bytes instead of 4 free 6.8 of 13.7 GiB; Megatron-Bridge keeps them so by default."""
     _, answer = slow
@@ -168,8 +185,8 @@ def test_a_power_limit_is_named_where_energy_ranks_and_nowhere_else() -> None:
     """Half of a GPU's power slows matrix products by less than half; steps alone only take longer."""
     body: dict[str, Any] = {
         "model": {"name": "llama-3.2-1b"},
-        "cluster": {"name": "dgx-h100", "num_nodes": 1},
-        "workload": {"global_batch_size": 64, "seq_length": 4096},
+        "cluster": {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 2}]},
+        "workload": {"global_batch_size": 16, "seq_length": 4096},
         "launcher": "megatron-lm",
     }
 
@@ -223,8 +240,8 @@ def test_a_change_and_two_together_are_named_each_with_its_own_gain() -> None:
     assert both.step_time_s < plan.prediction.step_time_s <= alone.step_time_s
 
 
-def test_a_lever_does_not_depend_on_how_many_plans_are_listed(slow: tuple[Problem, Answer]) -> None:
-    problem, answer = slow
+def test_a_lever_does_not_depend_on_how_many_plans_are_listed(small: tuple[Problem, Answer]) -> None:
+    problem, answer = small
     more = replace(problem, options=replace(problem.options, top_k=4))
     assert [(one.change, one.saves) for one in compared(more).levers] == [
         (one.change, one.saves) for one in answer.levers
@@ -232,10 +249,10 @@ def test_a_lever_does_not_depend_on_how_many_plans_are_listed(slow: tuple[Proble
 
 
 def test_levers_wait_for_the_rest_of_the_time_limit_and_not_for_a_share_of_it(
-    slow: tuple[Problem, Answer],
+    small: tuple[Problem, Answer],
 ) -> None:
     """All of them are tried where the search left time; only changes that take a search have less."""
-    problem, answer = slow
+    problem, answer = small
     profile = default_profile(problem.cluster, problem.priced_as)
     found = levers_of(problem, profile, answer, Watch(time_limit_s=1e6), looks=0)
     assert {one.kind for one in found} == {one.kind for one in answer.levers}
@@ -250,8 +267,8 @@ def test_a_slow_machine_names_what_a_fast_one_names(monkeypatch: pytest.MonkeyPa
     problem = parse_problem(
         {
             "model": {"name": "llama-3.1-8b"},
-            "cluster": {"name": "dgx-h100", "num_nodes": 2},
-            "workload": {"global_batch_size": 13, "seq_length": 8191},
+            "cluster": {"name": "dgx-h100", "num_nodes": 1},
+            "workload": {"global_batch_size": 13, "seq_length": 4095},
             "search": {"top_k": 1, "certify": "none", "time_limit_s": 30.0},
         }
     )
@@ -266,7 +283,7 @@ def test_a_slow_machine_names_what_a_fast_one_names(monkeypatch: pytest.MonkeyPa
 
     fast = named(0.0002)
     assert {"a global batch of 16", "a global batch of 12"} <= {change for change, _ in fast}
-    assert named(0.001) == fast == named(0.0005)
+    assert named(0.001) == fast
 
 
 def test_the_searches_of_changes_share_one_limit_of_work() -> None:
@@ -285,9 +302,9 @@ def test_the_searches_of_changes_share_one_limit_of_work() -> None:
 
 
 def test_an_answer_says_that_the_time_was_over_before_every_change_was_tried(
-    slow: tuple[Problem, Answer], monkeypatch: pytest.MonkeyPatch
+    small: tuple[Problem, Answer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    problem, answer = slow
+    problem, answer = small
     late = replace(problem, options=replace(problem.options, time_limit_s=1e-6))
     monkeypatch.setattr(launchers, "ask", lambda *_, **__: replace(answer, levers=()))
     assert compared(problem).warnings == answer.warnings

@@ -17,6 +17,7 @@ from meshwright.service.jobs.engine import JobEngine
 from meshwright.solver.problem import Progress
 from meshwright.workers.fleet import FleetWork
 from meshwright.workers.runner import Runner
+from tests.served.commands import answer_once
 from tests.served.job_records import claimed
 from tests.unit.service.post_training.test_request import REQUEST
 
@@ -261,9 +262,10 @@ def test_an_address_of_fleets_finds_no_other_job(client: TestClient) -> None:
 
 
 def test_a_worker_that_leaves_passes_its_searches_on(
-    client: TestClient, database: Database, engine: JobEngine
+    client: TestClient, database: Database, engine: JobEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second worker has the answers of the first, and searches only what that did not."""
+    answer_once(monkeypatch)
     fleet_id = submit(client, fleet(job("a", nodes=1), job("b", nodes=2)))
     claim, stop = claimed(engine), threading.Event()
     first = FleetWork.on(database, claim)
@@ -316,25 +318,21 @@ def test_a_fleet_is_planned_again_with_jobs_as_planned_where_nothing_is_said(
     assert (left["name"], left["steps"]) == ("b", 900)
 
 
-@pytest.mark.parametrize(
-    ("state", "at"),
-    [
+def test_a_fault_of_a_state_points_into_it(client: TestClient, worker: Runner) -> None:
+    fleet_id = submit(client, fleet(job("a", nodes=1), job("b", nodes=1)))
+    worker.run_next()
+    faults: tuple[tuple[dict[str, Any], str], ...] = (
         ({}, "/now_hours"),
         ({"now_hours": 1, "jobs": {"c": {}}}, "/jobs/c"),
         ({"now_hours": 1, "jobs": {"a": {"state": "lost"}}}, "/jobs/a/state"),
         ({"now_hours": 1, "arrived": [job("c", least_nodes=9)]}, "/arrived/0/least_nodes"),
         ({"now_hours": 1, "arrived": [job("b")]}, "/arrived/0/name"),
         ({"now_hours": 0, "lost_nodes": 2}, "/lost_nodes"),
-    ],
-)
-def test_a_fault_of_a_state_points_into_it(
-    client: TestClient, worker: Runner, state: dict[str, Any], at: str
-) -> None:
-    fleet_id = submit(client, fleet(job("a", nodes=1), job("b", nodes=1)))
-    worker.run_next()
-    answer = client.post(f"/v1/fleets/{fleet_id}:replan", json=state)
-    assert answer.status_code == 422, answer.text
-    assert at in [one["pointer"] for one in answer.json()["errors"]]
+    )
+    for state, at in faults:
+        answer = client.post(f"/v1/fleets/{fleet_id}:replan", json=state)
+        assert answer.status_code == 422, (at, answer.text)
+        assert at in [one["pointer"] for one in answer.json()["errors"]]
 
 
 def test_states_plan_a_running_fleet_again_with_running_jobs_pinned(
