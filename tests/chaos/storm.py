@@ -22,8 +22,11 @@ LAST_FAULT = 0.85  # of the jobs have ended by then
 NUM_WORKERS = 3
 AFTERMATH_S = 90.0  # for the last jobs to end
 SWEEP_EVERY = 8  # every so many jobs one is a sweep, one a fleet, and one places the roles of post-training
-_JOB = {
-    "problem": {name: TINY_PROBLEM[name] for name in ("model", "workload", "launcher")},  # by its step
+_JOB = {  # a fleet names the cluster, and plans jobs by their steps
+    "problem": {
+        **{name: TINY_PROBLEM[name] for name in ("model", "workload", "launcher")},
+        "search": {"top_k": 1, "certify": "none"},
+    },
     "steps": 100,
     "nodes": 1,
 }

@@ -23,9 +23,10 @@ from tests.processes.warm import run_warm
 ROOT = Path(__file__).parents[2]
 SMALL = ["--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--num-nodes", "4"]
 BATCH = ["--global-batch-size", "256", "--seq-length", "8192"]
+QUICK = ["--certify", "none", "--objective", "tokens_per_s_per_gpu"]  # by which no levers are searched
 # A small search, for tests of the output's form.
 TINY = ["--model", "llama-3.2-1b", "--gpus", "2xh100", "--global-batch-size", "16", "--seq-length", "2048",
-        "--launcher", "megatron-lm", "--certify", "none"]  # fmt: skip
+        "--launcher", "megatron-lm", *QUICK]  # fmt: skip
 
 
 @pytest.fixture
@@ -123,7 +124,7 @@ def test_the_saved_problem_asks_the_same_question(home: dict[str, str], saved: S
 
 
 def test_pins_bounds_and_prohibitions_are_kept(home: dict[str, str]) -> None:
-    node = ["--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--num-nodes", "1", "--certify", "none"]
+    node = ["--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--num-nodes", "1", *QUICK]
     limits = ["--pin", "tp=2", "--bound", "mbs=1:2", "--forbid", "pp=1,2"]
     answer = json.loads(meshwright("plan", *node, *BATCH, *limits, "--json", env=home).stdout)
     configs = [plan["config"] for plan in answer["plans"]]
