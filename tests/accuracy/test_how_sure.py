@@ -25,12 +25,12 @@ def evenly(runs: list[Run], count: int) -> list[Run]:
 
 @pytest.fixture(scope="module")
 def runs() -> list[Run]:
-    """Sixteen runs of each cluster at most: every cluster has one vote, as in the fit of the spreads."""
+    """Eight runs of each cluster at most: every cluster has one vote, as in the fit of the spreads."""
     of_cluster: dict[str, list[Run]] = defaultdict(list)
     for run in read_runs(CATALOG_RUNS):
         if run.shape is not None and run.measured.step_time_s:
             of_cluster[run.cluster].append(run)
-    return [run for mine in of_cluster.values() for run in evenly(mine, 16)]
+    return [run for mine in of_cluster.values() for run in evenly(mine, 8)]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.mixed.frontier import MixedFrontier
 from meshwright.solver.search.search import search
-from tests.draws import draws
+from tests.draws import draws, some_of
 from tests.problems.mixed_clusters import a_group, a_mixed_problem
 from tests.property.placed_meaning import Placed, a_placed_request, all_placed, keeps, on_groups
 
@@ -70,7 +70,7 @@ def test_constraints_on_node_groups_leave_the_placements_that_keep_them(part: in
 
 @pytest.mark.parametrize(
     ("speeds", "layers", "batch"),
-    [((0.5, 0.3, 0.7), 7, 2), ((0.5, 0.7, 0.7), 6, 3), ((1.7, 0.7, 1.7), 6, 3)],
+    some_of([((0.5, 0.3, 0.7), 7, 2), ((0.5, 0.7, 0.7), 6, 3), ((1.7, 0.7, 1.7), 6, 3)], each=2),
 )
 def test_neighbours_of_near_best_plans_lead_to_the_shortest_step_of_few_placements(
     speeds: tuple[float, ...], layers: int, batch: int, monkeypatch: pytest.MonkeyPatch
