@@ -1,17 +1,14 @@
 """Profiles and measurements over HTTP: shapes, statuses, faults with their pointers."""
 
-import threading
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
-from meshwright.service.db.database import Database
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.stores import profiles
 from meshwright.workers.outcome import outcome_of
 from meshwright.workers.runner import Runner
-from meshwright.workers.search import StoredSearch
 from tests.builders import a_plan, an_answer
 from tests.problems.measured_profiles import measured_profile, measurement
 from tests.served.api_client import BODY, PROBLEM_TYPE, answer_next, submit
@@ -144,12 +141,11 @@ def incredible(client: TestClient, engine: JobEngine) -> dict[str, Any]:
 
 
 def test_a_calibration_that_nobody_asked_for_is_left_out_where_its_plans_cannot_be(
-    client: TestClient, engine: JobEngine, database: Database, incredible: dict[str, Any]
+    client: TestClient, worker: Runner, incredible: dict[str, Any]
 ) -> None:
     # switches would make the faster layouts unlike the slow one
     plain = {"allow": ["none"], "top_k": 1, "certify": "none"}
     job = submit(client, search=plain)
-    worker = Runner(engine, StoredSearch(database), worker="w", leaving=threading.Event())
     assert worker.run_next()
     answer = client.get(f"/v1/jobs/{job}/plans").json()
     assert answer["state"] == "succeeded"

@@ -4,7 +4,6 @@ import dataclasses
 import html
 import json
 import re
-import threading
 from io import BytesIO
 from pathlib import Path
 from zipfile import ZipFile
@@ -26,7 +25,6 @@ from meshwright.service.stores.verifications import Verifications, not_built
 from meshwright.solver.answer import SkippedLauncher
 from meshwright.solver.planner.plan import ask
 from meshwright.workers.runner import Runner
-from meshwright.workers.search import StoredSearch
 from tests.served.answered_jobs import add_answered_job
 from tests.served.job_records import TENANT, add_tiny_job, claimed
 from tests.served.reports import Page, small_answer
@@ -89,7 +87,7 @@ def test_an_answer_names_every_launcher_without_a_plan_on_its_page_and_as_json(
 
 
 def test_the_order_of_nodes_is_on_the_page_of_an_answer_and_of_a_plan(
-    browser: TestClient, database: Database, engine: JobEngine
+    browser: TestClient, worker: Runner
 ) -> None:
     rates = [[0 if a == b else 5e10 for b in range(2)] for a in range(2)]
     links = {"hosts": ["gpu-a", "gpu-b"], "bytes_per_s": rates}
@@ -100,8 +98,7 @@ def test_the_order_of_nodes_is_on_the_page_of_an_answer_and_of_a_plan(
         "workload": {"global_batch_size": 64, "seq_length": 4096},
     }  # fmt: skip
     job_id = browser.post("/v1/jobs", json=problem).json()["id"]
-    runner = Runner(engine, StoredSearch(database), worker="w", leaving=threading.Event())
-    assert runner.run_next()
+    assert worker.run_next()
     for address in (f"/jobs/{job_id}", f"/plans/{plan_ids(browser, job_id)[0]}"):
         assert "Order of nodes: gpu-a gpu-b. A step takes" in Page(browser.get(address).text).text
     assert browser.get(f"/jobs/{job_id}/what-if").status_code == 200
