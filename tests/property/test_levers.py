@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from meshwright.profiles.capabilities import launchers_in_order
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import default_profile
 from meshwright.service.cli.problem_options import request_of
@@ -320,6 +321,64 @@ def test_nothing_that_is_asked_instead_beats_an_answer_that_does_not_name_it(see
             # a second change beside a named one may save a little more
             most = max([worth_of(names[0]), *(named[name] + 0.01 for name in names if name in named)])
             assert saved <= most + ROUNDING, (names, other)
+
+
+def asked_of(
+    model: str, cluster: Mapping[str, Any], work: tuple[int, int], launcher: str
+) -> dict[str, Any]:
+    """A request for one plan; ``work``: its global batch and its sequence length."""
+    return {
+        "model": {"name": model},
+        "cluster": cluster,
+        "workload": {"global_batch_size": work[0], "seq_length": work[1]},
+        "launcher": launcher,
+        "search": {"top_k": 1, "certify": "none"},
+    }
+
+
+def saved_under(raw: Mapping[str, Any], first: float, launcher: str) -> float:
+    """What a launcher saves of the first plan's time per token, asked by itself; 0: it cannot train."""
+    changed = pasted(raw, {"launcher": launcher})
+    try:
+        problem = parse_problem(changed)
+    except InvalidProblemError:
+        return 0.0
+    found = ask(problem, default_profile(problem.cluster, problem.priced_as))
+    return 1.0 - min((per_token(problem, one) for one in found.ranking), default=first) / first
+
+
+def named_launcher(raw: Mapping[str, Any]) -> tuple[float, str, float]:
+    """The first plan's time per token, and the launcher that its answer names with what that saves."""
+    problem, answer = compared(raw)
+    named = [one for one in answer.levers if one.kind == "launcher"]
+    first = per_token(problem, answer.ranking[0])
+    return (first, named[0].settings["launcher"], named[0].saves) if named else (first, "", 0.0)
+
+
+def test_a_launcher_whose_best_plan_is_far_from_the_first_is_named() -> None:
+    """The first plan keeps 16 of 24 GPUs busy; torchtitan keeps all, in 3 stages of 5 chunks: 18 %."""
+    raw = asked_of("llama-2-13b", {"name": "dgx-a100", "num_nodes": 3}, (32, 512), "llama-factory")
+    first, named, saves = named_launcher(raw)
+    assert named == "torchtitan"
+    assert saves == pytest.approx(saved_under(raw, first, named), abs=0.005)
+
+
+@pytest.mark.parametrize("seed", range(draws(1, of_more=2)))
+def test_no_launcher_saves_more_than_the_one_that_is_named(seed: int) -> None:
+    """Each is asked by itself, to the proof."""
+    random = Random(f"launcher-{seed}")
+    gpu = random.choice(("a100-sxm-80gb", "h100-sxm-80gb"))
+    raw = asked_of(
+        random.choice(("llama-3.2-1b", "qwen3-0.6b", "llama-2-7b", "qwen3-8b")),
+        {"groups": [{"gpu": gpu, "num_nodes": 1, "gpus_per_node": 4}]},
+        (random.choice((14, 16, 24)), random.choice((512, 1024, 4096))),
+        random.choice(("torchtitan", "deepspeed", "axolotl", "ms-swift", "nanotron", "trl")),
+    )
+    first, named, saves = named_launcher(raw)
+    asked = [one for one in launchers_in_order() if one not in ("none", raw["launcher"])]
+    for launcher in asked:
+        most = max(saves, worth_of("launcher")) + 0.005  # which nobody would change a launcher for
+        assert saved_under(raw, first, launcher) <= most, (named, saves, launcher)
 
 
 @pytest.mark.parametrize(
