@@ -145,10 +145,10 @@ def levers_of(
             found += [_lever(own, answer, change, best) for best in plans[:1]]
         found += _alone(own, profile, answer, seconds=looks / LOOKS_PER_S)
         found += _lighter(own, profile, answer, searches)
+        found += _of_launcher(own, profile, answer, searches)
         find = partial(_proved, own, profile=profile, answer=answer, searches=searches)
         found += _neighbours(own, profile, answer, find)
         found += _relaid(own, answer, recipes, find)
-        found += _of_launcher(own, profile, answer, searches)
     return in_order([*found, *_packaged(problem, answer)])
 
 
