@@ -4,7 +4,8 @@ Each comes with other numerics, another script, package or batch, so that no sea
 Its plan is found a few moves away from the answer's own plans and from the rule of thumb, priced under the
 changed request, which takes milliseconds. It has passed the independent check, and a search of the changed
 request finds that plan or a better one, so that the gain is a lower bound. Changes that free memory are
-searched, since a layout far away may then fit, and so is the launcher that saves most nearby.
+searched, since a layout far away may then fit, and so are other launchers with pipeline stages
+(``_of_launcher``).
 ``every_lever`` searches each change instead, as ``explain --levers`` does.
 
 Work is counted, in configurations and in looks at the clock, so that an answer is the same on every machine
@@ -67,6 +68,7 @@ from meshwright.solver.problem import (
 )
 from meshwright.solver.search.answers import fastest_of
 from meshwright.solver.search.frontier import Rivals
+from meshwright.solver.search.gpu_seconds import least_pass_gpu_s
 from meshwright.solver.search.priced_space import priced_space
 from meshwright.solver.search.search import search
 from meshwright.solver.space.enumerate import estimated_outer, is_too_large, same_rows
@@ -132,6 +134,8 @@ def levers_of(
             look()
             if change.problem.places_stages:  # no mesh is near to stages on unlike nodes
                 plans, _ = _searched(own, _within(change, looks / LOOKS_PER_S), profile, answer)
+            elif change.kind == "launcher":
+                plans = []  # afterwards, the likely ones first
             elif _is_searched(change):
                 plans = _far(own, change, profile, answer, searches)
             elif change.kind == STANDALONE_STAGES:
@@ -141,10 +145,10 @@ def levers_of(
             found += [_lever(own, answer, change, best) for best in plans[:1]]
         found += _alone(own, profile, answer, seconds=looks / LOOKS_PER_S)
         found += _lighter(own, profile, answer, searches)
+        found += _of_launcher(own, profile, answer, searches)
         find = partial(_proved, own, profile=profile, answer=answer, searches=searches)
         found += _neighbours(own, profile, answer, find)
         found += _relaid(own, answer, recipes, find)
-        found += _of_launcher(own, profile, answer, searches, found)
     return in_order([*found, *_packaged(problem, answer)])
 
 
@@ -162,13 +166,14 @@ _FEW = 3000  # candidates without stages: searching so few takes about as long a
 def _is_searched(change: Change) -> bool:
     """Return whether a change is searched: it frees memory, so that a plan far away may fit.
 
-    Among few candidates without stages any change is searched. Of launchers only the best is, afterwards.
+    Among few candidates without stages any change is searched.
     """
     asked = change.problem
-    if change.frees_memory:
-        return True
-    staged = len(launcher_capabilities(asked.launcher).schedules) > 1
-    return change.kind != "launcher" and not staged and estimated_outer(asked) <= _FEW
+    return change.frees_memory or (not _has_stages(asked) and estimated_outer(asked) <= _FEW)
+
+
+def _has_stages(problem: Problem) -> bool:
+    return len(launcher_capabilities(problem.launcher).schedules) > 1
 
 
 def _within(change: Change, seconds: float) -> Change:
@@ -252,10 +257,14 @@ def _lever(problem: Problem, answer: Answer, change: Change, best: _Best) -> Lev
     )
 
 
-def _worth_s(problem: Problem, change: Change, answer: Answer) -> float:
-    """Return the step of a changed request that just saves enough of the first plan's time per token."""
+def _worth_s(problem: Problem, change: Change, answer: Answer, saved: float = 0.0) -> float:
+    """Return the step of a changed request that just saves enough of the first plan's time per token.
+
+    ``saved``: what another change saves, if that is more.
+    """
     first, work = answer.ranking[0], change.problem.workload
-    per_token = (1.0 - worth_of(change.kind)) * _time_per_token(problem, first.config, first.prediction)
+    share = 1.0 - max(worth_of(change.kind), saved)
+    per_token = share * _time_per_token(problem, first.config, first.prediction)
     return per_token * work.global_batch_size * work.tokens_per_sequence
 
 
@@ -613,16 +622,53 @@ def _alone(problem: Problem, profile: Profile, answer: Answer, *, seconds: float
 
 
 def _of_launcher(
-    problem: Problem, profile: Profile, answer: Answer, searches: WorkWatch, found: Sequence[Lever]
+    problem: Problem, profile: Profile, answer: Answer, searches: WorkWatch
 ) -> Iterator[Lever]:
-    """Yield what a search saves under the other launcher that saves most nearby, or the preferred one."""
-    changes = {} if problem.places_stages else {one.words: one for one in _launchers(problem)}
-    named = [one for one in found if one.change in changes]
-    if changes:
+    """Yield what other launchers save, each more than those before it; the last one by a search.
+
+    ``_worth_a_search`` is searched, others are tried nearby. Of one stack the preferred launcher counts.
+    """
+    of_stack, saved, best = dict[str, Change](), 0.0, None
+    for one in _launchers(problem):
+        if not one.problem.places_stages:
+            of_stack.setdefault(launcher_capabilities(one.problem.launcher).framework, one)
+    far = _worth_a_search([*of_stack.values()], profile)
+    for change in (*far, *(one for one in of_stack.values() if one not in far)):
         look()
-        best = max(named, key=lambda one: one.saves).change if named else next(iter(changes))
-        plans, _ = _proved(problem, changes[best], profile, answer, searches)
-        yield from (_lever(problem, answer, changes[best], plan) for plan in plans[:1])
+        plans, proved = list[_Best](), False
+        if change in far:
+            plans, proved = _proved(problem, change, profile, answer, searches, saved=saved)
+        if not proved:
+            plans = _nearby(problem, change, profile, answer, saved=saved)
+        for plan in plans[:1]:
+            lever = _lever(problem, answer, change, plan)
+            saved, best = lever.saves, None if proved else change
+            yield lever
+    if best is None and not saved and not far:
+        best = next(iter(of_stack.values()), None)
+    if best is not None:
+        plans, _ = _proved(problem, best, profile, answer, searches)
+        yield from (_lever(problem, answer, best, plan) for plan in plans[:1])
+
+
+_FEW_WAYS = 2000  # candidates with stages, over all ways of the switches: a search takes some .1 s
+
+
+def _worth_a_search(changes: Sequence[Change], profile: Profile) -> list[Change]:
+    """Return the launchers with stages whose search pays, those whose passes may take least first.
+
+    That is the first one, and any with few candidates: their best plans are far from another launcher's.
+    """
+    known = list[tuple[float, bool, Change]]()
+    for one in (one for one in changes if _has_stages(one.problem)):
+        look()
+        groups = [[each.problem for each in some] for some in _groups_of(one, profile)]
+        own = profile_of_variant(one.problem, profile)
+        floor = min(least_pass_gpu_s(some[0], own, some[1:], wide=False) for some in groups)
+        few = estimated_outer(one.problem) * sum(map(len, groups)) <= _FEW_WAYS
+        known.append((floor or inf, few, one))
+    known.sort(key=lambda one: one[0])
+    return [one for at, (floor, few, one) in enumerate(known) if few or (at == 0 and floor < inf)]
 
 
 def _reduced_in(problem: Problem) -> str:
@@ -660,9 +706,11 @@ _HOPELESS = 1.15  # times as slow at first as what is to be beaten: nothing near
 _UNCERTAIN = 0.03  # of a step: what the simulation may add to the closed form, or take off it
 
 
-def _nearby(problem: Problem, change: Change, profile: Profile, answer: Answer) -> list[_Best]:
-    """Return plans near to the first one, the best first."""
-    descents, most_s = list[_Descent](), _worth_s(problem, change, answer)
+def _nearby(
+    problem: Problem, change: Change, profile: Profile, answer: Answer, *, saved: float = 0.0
+) -> list[_Best]:
+    """Return plans near to the first one, the best first; ``saved`` as in ``_proved``."""
+    descents, most_s = list[_Descent](), _worth_s(problem, change, answer, saved)
     for way in (way for one in (change.problem, *change.also) for way in _ways(one, answer)):
         starts = _starts(problem, way, answer)
         descents.append(_Descent.begun(way, profile_of_variant(way, profile), starts))
@@ -938,9 +986,11 @@ def _proved(
     searches: WorkWatch,
     *,
     of: Callable[[Variant], bool] = lambda _: True,
+    saved: float = 0.0,
 ) -> _Found:
     """Return the same within limited work, under some variants, and no plan where it is not proved.
 
+    ``saved``: what a plan must save at least, if that is more than enough to be named.
     How soon such a plan is found depends on the machine.
     """
     plans, proved = list[_Best](), False
@@ -949,7 +999,8 @@ def _proved(
         groups = [some for group in every if (some := [one for one in group if of(one)])]
         if not any(is_too_large(group[0].problem) for group in groups):  # a sample proves nothing
             idle = _leaves_idle(problem, answer)
-            plans, proved = _first_of(groups, _worth_s(problem, change, answer), with_fewer=idle)
+            limit_s = _worth_s(problem, change, answer, saved)
+            plans, proved = _first_of(groups, limit_s, with_fewer=idle)
     return (plans, True) if proved and not searches.interrupted() else ([], False)
 
 

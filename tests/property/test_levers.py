@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from meshwright.profiles.capabilities import launchers_in_order
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import default_profile
 from meshwright.service.cli.problem_options import request_of
@@ -25,7 +26,7 @@ from meshwright.service.requests.fields import OPTIONS
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.planner.launchers import ask_and_compare
-from meshwright.solver.planner.levers import rounder, worth_of
+from meshwright.solver.planner.levers import _of_fewer_bits, changes_of, rounder, worth_of
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.planner.recipes import fastest_recipe
 from meshwright.solver.problem import Problem
@@ -173,29 +174,26 @@ def test_who_pastes_a_lever_saves_as_much(
         assert usual.speedup >= 1.0 - ROUNDING, usual
 
 
-@pytest.mark.parametrize(
-    "cluster",
-    [
-        {"name": "2xrtx-3060,1xrtx-3090"},
-        {
-            "groups": [
-                {"gpu": "rtx-3060", "num_nodes": 1, "gpus_per_node": 2},
-                {"gpu": "rtx-3090", "num_nodes": 1, "gpus_per_node": 1},
-            ]
-        },
-    ],
-)
-def test_a_group_alone_is_asked_for_by_its_field_however_the_cluster_is_stated(
-    cluster: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_group_alone_is_asked_for_by_its_field_however_the_cluster_is_stated(tmp_path: Path) -> None:
+    groups = [
+        {"gpu": "rtx-3060", "num_nodes": 1, "gpus_per_node": 2},
+        {"gpu": "rtx-3090", "num_nodes": 1, "gpus_per_node": 1},
+    ]
     raw: dict[str, Any] = {
         "model": {"name": "qwen3-0.6b"},
-        "cluster": cluster,
+        "cluster": {"groups": groups},
         "workload": {"global_batch_size": 16, "seq_length": 1024},
         "launcher": "megatron-lm",
         "search": {"top_k": 1, "certify": "none"},
     }
-    assert "group" in require_saved(raw, *compared(raw), tmp_path)
+    problem, answer = compared(raw)
+    assert "group" in require_saved(raw, problem, answer, tmp_path)
+    named = raw | {"cluster": {"name": "2xrtx-3060,1xrtx-3090"}}
+    assert parse_problem(named) == problem  # so that its answer is the same
+    (lever,) = (one for one in answer.levers if one.kind == "group")
+    changed = parse_problem(pasted(named, lever.settings))
+    assert parse_problem(typed(named, option_words(lever.settings), tmp_path)) == changed
+    assert changed == parse_problem(pasted(raw, lever.settings))
 
 
 def test_a_recipe_that_states_options_saves_what_its_pasted_command_does(tmp_path: Path) -> None:
@@ -322,6 +320,70 @@ def test_nothing_that_is_asked_instead_beats_an_answer_that_does_not_name_it(see
             assert saved <= most + ROUNDING, (names, other)
 
 
+def asked_of(
+    model: str, cluster: Mapping[str, Any], work: tuple[int, int], launcher: str
+) -> dict[str, Any]:
+    """A request for one plan; ``work``: its global batch and its sequence length."""
+    return {
+        "model": {"name": model},
+        "cluster": cluster,
+        "workload": {"global_batch_size": work[0], "seq_length": work[1]},
+        "launcher": launcher,
+        "search": {"top_k": 1, "certify": "none"},
+    }
+
+
+def saved_under(raw: Mapping[str, Any], first: float, launcher: str) -> float:
+    """What a launcher saves of the first plan's time per token, asked by itself; 0: it cannot train."""
+    changed = pasted(raw, {"launcher": launcher})
+    try:
+        problem = parse_problem(changed)
+    except InvalidProblemError:
+        return 0.0
+    found = ask(problem, default_profile(problem.cluster, problem.priced_as))
+    return 1.0 - min((per_token(problem, one) for one in found.ranking), default=first) / first
+
+
+def named_launcher(raw: Mapping[str, Any]) -> tuple[float, str, float]:
+    """The first plan's time per token, and the launcher that its answer names with what that saves."""
+    problem, answer = compared(raw)
+    named = [one for one in answer.levers if one.kind == "launcher"]
+    first = per_token(problem, answer.ranking[0])
+    return (first, named[0].settings["launcher"], named[0].saves) if named else (first, "", 0.0)
+
+
+def test_a_launcher_whose_best_plan_is_far_from_the_first_is_named() -> None:
+    """The first plan keeps 16 of 24 GPUs busy; torchtitan keeps all, in 3 stages of 5 chunks: 18 %."""
+    raw = asked_of("llama-2-13b", {"name": "dgx-a100", "num_nodes": 3}, (32, 512), "llama-factory")
+    first, named, saves = named_launcher(raw)
+    assert named == "torchtitan"
+    assert saves == pytest.approx(saved_under(raw, first, named), abs=0.005)
+
+
+@pytest.mark.parametrize("seed", range(draws(1, of_more=2)))
+def test_no_launcher_saves_more_than_the_one_that_is_named(seed: int) -> None:
+    """Each is asked by itself, to the proof."""
+    random = Random(f"launcher-{seed}")
+    gpu = random.choice(("a100-sxm-80gb", "h100-sxm-80gb"))
+    raw = asked_of(
+        random.choice(("llama-3.2-1b", "qwen3-0.6b", "llama-2-7b", "qwen3-8b")),
+        {"groups": [{"gpu": gpu, "num_nodes": 1, "gpus_per_node": 4}]},
+        (random.choice((14, 16, 24)), random.choice((512, 1024, 4096))),
+        random.choice(("torchtitan", "deepspeed", "axolotl", "ms-swift", "nanotron", "trl")),
+    )
+    first, named, saves = named_launcher(raw)
+    asked = [one for one in launchers_in_order() if one not in ("none", raw["launcher"])]
+    for launcher in asked:
+        most = max(saves, worth_of("launcher")) + 0.005  # which nobody would change a launcher for
+        assert saved_under(raw, first, launcher) <= most, (named, saves, launcher)
+
+
+def kinds_of(raw: Mapping[str, Any]) -> set[str]:
+    """The kinds of changes that are looked for, whatever they would save."""
+    problem = parse_problem(raw)
+    return {one.kind for one in (*_of_fewer_bits(problem), *changes_of(problem))}
+
+
 @pytest.mark.parametrize(
     ("settled", "kind"),
     [
@@ -341,7 +403,7 @@ def test_what_a_request_settles_is_no_lever(settled: dict[str, Any], kind: str) 
         "workload": {"global_batch_size": 16, "seq_length": 2048},
         "search": {"top_k": 1, "certify": "none"},
     }
+    assert kind in kinds_of(raw)
     for name, value in settled.items():
         raw[name] = {**raw.get(name, {}), **value} if isinstance(value, dict) else value
-    _, answer = compared(raw)
-    assert kind not in {one.kind for one in answer.levers}
+    assert kind not in kinds_of(raw)
