@@ -16,7 +16,7 @@ from examples.cpu_training.closed_loop import TINY, problem_of
 from meshwright.service.verify.environments import Environment, make
 from tests.launchers.environments import ENVIRONMENTS, TORCHTITAN_ON_CPU
 from tests.processes.servers import free_port
-from tests.processes.warm_python import python
+from tests.processes.warm_python import RANKS, python
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "cpu_training" / "launchers"
 LAYERS, BATCH = 4, 8
@@ -30,6 +30,7 @@ class OnCpu:
     environment: Environment
     command: tuple[str, ...]  # of ``tune``; empty: the plan's own launch.sh
     forbid: Mapping[str, Sequence[int]] = field(default_factory=dict)  # that its release cannot run
+    loaded: tuple[str, ...] = ()  # what a rank loads first, and may have loaded before it begins
 
     def variables(self, folder: Path) -> dict[str, str]:
         """What its processes find: its own torchrun first on the path, one thread each.
@@ -40,7 +41,8 @@ class OnCpu:
         make(self.environment)
         torchrun = folder / "bin" / "torchrun"
         torchrun.parent.mkdir(parents=True, exist_ok=True)
-        own = python(str(self.environment.python), path=str(self.environment.path))
+        paths = f"{self.environment.path}{os.pathsep}{SCRIPTS}"
+        own = python(str(self.environment.python), *RANKS, *self.loaded, path=paths)
         torchrun.write_text(f'#!/bin/sh\nexec "{own}" -m torch.distributed.run "$@"\n')
         torchrun.chmod(0o755)
         return {
@@ -70,7 +72,7 @@ class OnCpu:
         }  # fmt: skip
 
 
-MEGATRON_LM = OnCpu("megatron-lm", ENVIRONMENTS["megatron-lm"], ())
+MEGATRON_LM = OnCpu("megatron-lm", ENVIRONMENTS["megatron-lm"], (), loaded=("pretrain_gpt",))
 TORCHTITAN = OnCpu(
     "torchtitan",
     TORCHTITAN_ON_CPU,

@@ -88,9 +88,20 @@ def limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
+_held = [resident_bytes("VmRSS")]
+os.register_at_fork(after_in_child=lambda: _held.append(resident_bytes("VmRSS")))
+
+
+def _held_bytes() -> int:
+    """What this process held before it began."""
+    return _held[-1]
+
+
 def _installed() -> None:
-    """Put the stand-ins in place; what the process held before counts as no memory of the training."""
-    before = resident_bytes("VmRSS")
+    """Put the stand-ins in place; what the process held before counts as no memory of the training.
+
+    A rank may be a fork of a process that has loaded this: what it holds then is its own.
+    """
     cuda = torch.cuda
     named = {
         "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: CPU,
@@ -101,11 +112,11 @@ def _installed() -> None:
         "get_rng_state": lambda *_given, **_options: torch.get_rng_state(),
         "set_rng_state": lambda state, *_given, **_options: torch.set_rng_state(state),
         "get_device_capability": lambda *_device: (9, 0), "get_device_name": lambda *_device: "CPU",
-        "memory_allocated": lambda *_device: resident_bytes("VmRSS") - before,
-        "max_memory_allocated": lambda *_device: resident_bytes("VmHWM") - before,
-        "memory_reserved": lambda *_device: resident_bytes("VmRSS") - before,
-        "max_memory_reserved": lambda *_device: resident_bytes("VmHWM") - before,
-        "memory_stats": lambda *_device: _statistics(resident_bytes("VmHWM") - before),
+        "memory_allocated": lambda *_device: resident_bytes("VmRSS") - _held_bytes(),
+        "max_memory_allocated": lambda *_device: resident_bytes("VmHWM") - _held_bytes(),
+        "memory_reserved": lambda *_device: resident_bytes("VmRSS") - _held_bytes(),
+        "max_memory_reserved": lambda *_device: resident_bytes("VmHWM") - _held_bytes(),
+        "memory_stats": lambda *_device: _statistics(resident_bytes("VmHWM") - _held_bytes()),
         "reset_peak_memory_stats": lambda *_device: None,
         "device_memory_used": lambda *_device: resident_bytes("VmRSS"),
         "get_device_properties": lambda *_device: types.SimpleNamespace(
