@@ -1,6 +1,7 @@
 """``compare``, ``explain`` and ``predict --from-args`` through the command line."""
 
 import json
+from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -16,9 +17,7 @@ from tests.unit.launchers.megatron_lm.test_read import SCRIPT
 QUESTION = ["--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--num-nodes", "1",
             "--global-batch-size", "64", "--seq-length", "4096", "--certify", "none"]  # fmt: skip
 PLAN = ["plan", *QUESTION, "--top-k", "3"]
-
-
-_ONE_MORE = remembering(lambda *given: with_one_more_node(*given, Watch(time_limit_s=1e6)))
+_ONE_MORE = remembering(partial(with_one_more_node, watch=Watch(time_limit_s=1e6)))
 
 
 @pytest.fixture(autouse=True)
