@@ -186,10 +186,13 @@ def require_credible(
     Raises:
         IncredibleCalibrationError: at ``/profile``, with the runs that the calibration learnt from.
     """
-    if profile.uncalibrated is None:
+    plain = profile.uncalibrated
+    if plain is None:
         return
     for configuration, prediction in found:
-        beyond = _beyond(prediction.mfu, problem, configuration, profile.uncalibrated)
+        if prediction.mfu <= _BEYOND * predict(problem, plain, configuration).mfu:
+            continue  # a price takes milliseconds, reading the records a second
+        beyond = _beyond(prediction.mfu, problem, configuration, plain)
         if beyond is None:
             continue
         some, more = profile.learnt_from[:_MOST_RUNS_NAMED], len(profile.learnt_from) - _MOST_RUNS_NAMED
