@@ -11,7 +11,7 @@ from meshwright.solver.problem import Problem
 from meshwright.workers.outcome import outcome_of
 from tests.served.job_records import TENANT
 
-LEASE_S = 30.0
+LEASE_S = 600.0  # ten thousand plans are stored within it, however busy the machine
 
 
 def add_answered_job(
@@ -22,6 +22,7 @@ def add_answered_job(
     It is claimed in the transaction that inserts it, so that no worker of a running service takes it.
     """
     engine = JobEngine(database, lease_s=LEASE_S)
+    outcome = outcome_of(answer, cache_key=job_id, cancelled=False)
     new = NewJob(
         id=job_id,
         tenant=tenant,
@@ -35,5 +36,5 @@ def add_answered_job(
         claim = claim_first(connection, tenant, "worker", lease_s=LEASE_S, min_age_s=0.0)
     assert claim is not None
     assert claim.job_id == job_id
-    assert engine.complete(claim, outcome_of(answer, cache_key=job_id, cancelled=False))
+    assert engine.complete(claim, outcome)
     return job_id
