@@ -62,7 +62,7 @@ SENTENCES = {
 }
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def browser(database: Database) -> Iterator[TestClient]:
     app = create_app(Settings(database_url=str(database.url)))
     install(app)
@@ -70,9 +70,9 @@ def browser(database: Database) -> Iterator[TestClient]:
         yield client
 
 
-@pytest.fixture
-def database(tmp_path: object) -> Iterator[Database]:
-    made = Database(f"sqlite:///{tmp_path}/meshwright.db")
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    made = Database(f"sqlite:///{tmp_path_factory.mktemp('jobs')}/meshwright.db")
     migrations.upgrade(made)
     yield made
     made.close()
@@ -93,10 +93,11 @@ def test_the_sentence_is_the_same_in_all_four_places(
     assert answer.to_json()["certainty"] == sentence
     assert sentence in terminal(answer)
     assert sentence in Page(page_of(answer, problem)).text
-    add_answered_job(database, "job", problem, answer)
-    assert browser.get("/v1/jobs/job/plans").json()["certainty"] == sentence
+    job = f"job-{[*ENDINGS].index(ending)}"
+    add_answered_job(database, job, problem, answer)
+    assert browser.get(f"/v1/jobs/{job}/plans").json()["certainty"] == sentence
     if answer.plans or answer.status == "infeasible":
-        assert sentence in Page(browser.get("/jobs/job", headers={"accept": "text/html"}).text).text
+        assert sentence in Page(browser.get(f"/jobs/{job}", headers={"accept": "text/html"}).text).text
 
 
 @pytest.mark.parametrize("ending", ENDINGS)

@@ -63,7 +63,7 @@ ONCE_A_TRACEBACK = {
             },
         },
         "launcher": "none",
-        "search": {"top_k": 3},
+        "search": {"top_k": 3, "certify": "none"},
     },
 }
 

@@ -1,8 +1,9 @@
 """Two properties of readers, over every value of the reviewed exports and of each stored file of others.
 
 Of several exports of a launcher or stored files of a program, a word is tried in the first that holds it,
-a number in the first that states its argument. Half of the names of documents have a placeholder, the
-others a value that a script writes; ``MESHWRIGHT_TEST_DRAWS=2`` tries all.
+a number in the first that states its argument. Half of these changes are tried every day, and half of the
+arguments of scripts. Half of the names of documents have a placeholder, the others a value that a script
+writes; ``MESHWRIGHT_TEST_DRAWS=2`` tries all.
 
 A changed value changes the answer, is refused, is named in a note, or is harmless by the launcher's table;
 a value that cannot be evaluated is refused with its line, or is harmless.
@@ -25,7 +26,7 @@ from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.documents import looks_like_document
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.profiles.errors import InvalidProblemError
-from tests.draws import TIMES
+from tests.draws import TIMES, some_of
 from tests.launchers.blind_spots import Change, changes
 from tests.launchers.exported import OLDER, exported, older
 
@@ -203,7 +204,8 @@ def test_a_changed_value_changes_the_answer_or_is_refused_noted_or_harmless(laun
     usual = {name: answer(read(launcher, files_of(launcher, name))) for name in CASES[launcher]}
     every = [(name, file, change) for name in usual for file, change in tried(launcher, name)]
     ignored = []
-    for name, _, change in once(every, lambda one: (one[1], one[2].key, kind_of(one[2].new))):
+    each = once(every, lambda one: (one[1], one[2].key, kind_of(one[2].new)))
+    for name, _, change in some_of([*each], each=2):
         try:
             found = read(launcher, change.files)
         except InvalidProblemError:
@@ -250,7 +252,8 @@ def test_a_value_that_cannot_be_evaluated_is_refused_with_its_line_or_is_harmles
         if UNKNOWN in (text := with_unknown(usual[file], place))
         and not ((argument := argument_of(line)) == "mixed_precision" and line.endswith("=null"))
     ]  # where mixed_precision is null, the next line states it again
-    require_refused_or_harmless(launcher, once(tries, lambda one: one[0]), read, NAMED)
+    each = some_of([*once(tries, lambda one: one[0])], each=2)
+    require_refused_or_harmless(launcher, each, read, NAMED)
 
 
 def argument_of(line: str) -> str:

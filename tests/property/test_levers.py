@@ -148,14 +148,15 @@ def require_saved(
         assert lever.saves > worth_of(lever.kind)
         changed = parse_problem(typed(raw, option_words(lever.settings), folder))
         assert parse_problem(pasted(raw, lever.settings)) == changed
-        found = ask(changed, default_profile(changed.cluster, changed.priced_as))
+        first = replace(changed, options=replace(changed.options, top_k=1))
+        found = ask(first, default_profile(changed.cluster, changed.priced_as))
         saved[lever.kind] = 1.0 - per_token(changed, found.ranking[0]) / now
         assert saved[lever.kind] >= lever.saves - ROUNDING, lever
     return saved
 
 
 @pytest.mark.parametrize("draw", [drawn, tuned])
-@pytest.mark.parametrize("seed", range(draws(2)))
+@pytest.mark.parametrize("seed", range(draws(1, of_more=2)))
 def test_who_pastes_a_lever_saves_as_much(
     seed: int, draw: Callable[[int], dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -182,15 +183,15 @@ def test_a_group_alone_is_asked_for_by_its_field_however_the_cluster_is_stated(t
     raw: dict[str, Any] = {
         "model": {"name": "qwen3-0.6b"},
         "cluster": {"groups": groups},
-        "workload": {"global_batch_size": 16, "seq_length": 1024},
+        "workload": {"global_batch_size": 8, "seq_length": 1024},
         "launcher": "megatron-lm",
         "search": {"top_k": 1, "certify": "none"},
     }
     problem, answer = compared(raw)
-    assert "group" in require_saved(raw, problem, answer, tmp_path)
+    (lever,) = (one for one in answer.levers if one.kind == "group")
+    require_saved(raw, problem, replace(answer, levers=(lever,)), tmp_path)
     named = raw | {"cluster": {"name": "2xrtx-3060,1xrtx-3090"}}
     assert parse_problem(named) == problem  # so that its answer is the same
-    (lever,) = (one for one in answer.levers if one.kind == "group")
     changed = parse_problem(pasted(named, lever.settings))
     assert parse_problem(typed(named, option_words(lever.settings), tmp_path)) == changed
     assert changed == parse_problem(pasted(raw, lever.settings))
@@ -206,7 +207,8 @@ def test_a_recipe_that_states_options_saves_what_its_pasted_command_does(tmp_pat
         "search": {"top_k": 1, "certify": "none"},
     }
     problem, answer = compared(raw)
-    saved = require_saved(raw, problem, answer, tmp_path)
+    asked = tuple(one for one in answer.levers if one.kind in ("recipe", "package"))
+    saved = require_saved(raw, problem, replace(answer, levers=asked), tmp_path)
     (recipe,) = (one for one in answer.levers if one.kind == "recipe")
     assert recipe.settings["workload.framework_options"]["moe_permute_fusion"] is True
     assert "switches" in recipe.settings["search.allow"]
@@ -243,18 +245,22 @@ def _recipe(raw: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "kind"), [("torchtitan", "standalone_stages"), ("megatron-lm", "context_parallel_mode")]
+    ("launcher", "kind", "plans"),
+    [("torchtitan", "standalone_stages", 4), ("megatron-lm", "context_parallel_mode", 1)],
 )
 def test_a_layout_that_a_request_must_allow_by_name_is_named(
-    launcher: str, kind: str, tmp_path: Path
+    launcher: str, kind: str, plans: int, tmp_path: Path
 ) -> None:
-    """77 sequences on 24 GPUs leave odd layouts: one of such a kind saves 4 to 5 %."""
+    """77 sequences on 24 GPUs leave odd layouts: one of such a kind saves 4 to 5 %.
+
+    Which chunks favour an end alone is tried on the meshes of all ``plans``.
+    """
     raw: dict[str, Any] = {
         "model": {"name": "qwen3-8b"},
         "cluster": {"name": "dgx-h100", "num_nodes": 3},
         "workload": {"global_batch_size": 77, "seq_length": 3000},
         "launcher": launcher,
-        "search": {"top_k": 4, "certify": "none"},
+        "search": {"top_k": plans, "certify": "none"},
     }
     problem, answer = compared(raw)
     (named,) = (one for one in answer.levers if one.kind == kind)

@@ -40,7 +40,7 @@ from meshwright.solver.search.search import search
 from tests.draws import draws
 from tests.problems.mixed_clusters import a_group, a_mixed_problem, mixed_problems, mixed_rows
 
-EXAMPLES = draws(3, of_more=6)
+EXAMPLES = draws(2, of_more=6)
 ROUNDING = 1 + 1e-9
 MOST_PLACED = 3000  # placements of all rows of a problem that are priced one by one
 

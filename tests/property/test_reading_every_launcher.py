@@ -84,7 +84,7 @@ def assert_the_same(found: Target, launcher: str, main: str) -> None:
     assert priced(again, found) == priced(found.problem, found)
 
 
-@pytest.mark.parametrize(("launcher", "name"), some_of([*product(launcher_names(), MODELS)], each=2))
+@pytest.mark.parametrize(("launcher", "name"), some_of([*product(launcher_names(), MODELS)], each=4))
 def test_any_plan_of_the_search_is_exported_and_read_unchanged(launcher: str, name: str) -> None:
     problem = problem_of(launcher, find_model(name), seq_length=2048, num_nodes=2)
     if list(problem_faults(problem, launcher_capabilities(launcher))):

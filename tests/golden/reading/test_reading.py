@@ -170,7 +170,7 @@ def reviewed(launcher: str) -> Iterator[tuple[str, dict[str, Any], object]]:
 
 @pytest.mark.parametrize("launcher", READ)
 def test_drawn_arguments_are_refused_or_read_as_they_were_reviewed(launcher: str) -> None:
-    before = some_of(list(reviewed(launcher)), each=2)
+    before = some_of(list(reviewed(launcher)), each=4)
     found = [(name, arguments, outcome(launcher, name, arguments)) for name, arguments, _ in before]
     if os.environ.get("UPDATE_GOLDEN"):
         write(launcher, found)
