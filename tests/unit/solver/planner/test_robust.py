@@ -14,6 +14,7 @@ from meshwright.solver.answer import Answer, plan_from_json
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.planner.robust import robust_answer
 from meshwright.solver.problem import Problem
+from meshwright.solver.search.search import search
 
 REQUEST = {
     "model": {"name": "qwen3-0.6b"},
@@ -42,7 +43,8 @@ def answered() -> Answer:
 def every_layout(problem: Problem) -> Answer:
     """The request ranked by the step, with all of its layouts."""
     options = replace(problem.options, objective="step_time", top_k=10_000, diverse=False)
-    return answer_to(replace(problem, options=options))
+    asked = replace(problem, options=options)
+    return search(asked, default_profile(asked.cluster, asked.launcher))
 
 
 def test_no_plan_has_a_quantile_below_the_bound() -> None:
@@ -70,12 +72,13 @@ def test_the_first_plan_has_the_least_quantile_and_the_others_name_what_decides(
 
 @cache
 def of_experts() -> tuple[Problem, Answer]:
+    pin = {"tensor_parallel_size": 1, "context_parallel_size": 1, "micro_batch_size": 1}
     experts = {
         "model": {"name": "mixtral-8x7b"},
-        "cluster": {"name": "dgx-h100", "num_nodes": 8},
-        "workload": {"global_batch_size": 512, "seq_length": 4096},
+        "cluster": {"name": "dgx-h100", "num_nodes": 2},
+        "workload": {"global_batch_size": 128, "seq_length": 4096},
         "launcher": "megatron-lm",
-        "search": {"objective": "robust", "top_k": 2, "certify": "none"},
+        "search": {"objective": "robust", "top_k": 2, "certify": "none", "pin": pin},
     }
     problem = parse_problem(experts)
     return problem, answer_to(problem)
