@@ -4,14 +4,25 @@ import json
 import select
 import socket
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
 import pytest
 
-from meshwright.service.api.problems import HEAD_S
-from tests.processes.servers import serving, until
+from tests.processes.servers import SERVE, RunningServer, serving, until
+
+IMPATIENT = f"""import meshwright.service.api.problems as problems
+problems.HEAD_S = 1.5
+{SERVE}"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    url = f"sqlite:///{tmp_path_factory.mktemp('served') / 'jobs.db'}"
+    with serving({"database_url": url, "workers": "0"}) as running:
+        yield running
 
 
 @pytest.mark.parametrize(
@@ -24,50 +35,47 @@ from tests.processes.servers import serving, until
     ],
     ids=["tls", "words", "header without a colon", "negative length"],
 )
-def test_what_is_no_http_is_a_400_problem_and_the_server_goes_on(tmp_path: Path, sent: bytes) -> None:
-    settings = {"database_url": f"sqlite:///{tmp_path / 'jobs.db'}", "workers": "0"}
-    with serving(settings) as server:
-        host, port = server.url.removeprefix("http://").split(":")
-        head, body = exchanged(host, int(port), sent)
-        assert head.startswith("HTTP/1.1 400 Bad Request")
-        assert "content-type: application/problem+json" in head
-        assert json.loads(body)["type"] == "urn:meshwright:problem:bad_request"
-        alive = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-        assert exchanged(host, int(port), alive)[0].startswith("HTTP/1.1 200")
+def test_what_is_no_http_is_a_400_problem_and_the_server_goes_on(
+    server: RunningServer, sent: bytes
+) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    head, body = exchanged(host, int(port), sent)
+    assert head.startswith("HTTP/1.1 400 Bad Request")
+    assert "content-type: application/problem+json" in head
+    assert json.loads(body)["type"] == "urn:meshwright:problem:bad_request"
+    alive = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    assert exchanged(host, int(port), alive)[0].startswith("HTTP/1.1 200")
 
 
 def test_heads_that_do_not_arrive_are_ended_and_hold_up_nobody(tmp_path: Path) -> None:
-    """Twenty connections send a byte a second; ten send nothing."""
+    """Twenty connections go on sending a byte; ten send nothing."""
     settings = {"database_url": f"sqlite:///{tmp_path / 'jobs.db'}", "workers": "0"}
-    with serving(settings) as server, ExitStack() as stack:
+    with serving(settings, start=IMPATIENT) as server, ExitStack() as stack:
         host, port = server.url.removeprefix("http://").split(":")
         address = host, int(port)
         opened = [stack.enter_context(socket.create_connection(address)) for _ in range(30)]
         alive = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-        trickling, ended = iter(alive), 0
-        for _ in range(round(3 * HEAD_S)):  # a loaded machine ends them later
-            byte = bytes([next(trickling)])
+        ended = False
+        for byte in alive[:-1]:  # for 8 times as long as a head may take: a loaded machine ends them later
             for one in opened[:20]:
                 with suppress(OSError):
-                    one.sendall(byte)
-            time.sleep(1.0)
-            ended = sum(has_ended(one) for one in opened)
-            if ended == len(opened):
+                    one.sendall(bytes([byte]))
+            time.sleep(0.2)
+            ended = all(has_ended(one) for one in opened)
+            if ended:
                 break
-        assert ended == len(opened)
+        assert ended
         assert exchanged(host, int(port), alive)[0].startswith("HTTP/1.1 200")
 
 
-def test_a_client_that_leaves_in_the_middle_of_its_body_is_counted_as_such(tmp_path: Path) -> None:
-    settings = {"database_url": f"sqlite:///{tmp_path / 'jobs.db'}", "workers": "0"}
+def test_a_client_that_leaves_in_the_middle_of_its_body_is_counted_as_such(server: RunningServer) -> None:
     head = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    with serving(settings) as server:
-        host, port = server.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port))) as connection:
-            connection.sendall(head + b"Content-Length: 100\r\n\r\n{")
-            time.sleep(0.2)  # its handler waits for the rest
-        counted = 'method="POST",route="/v1/jobs",status="499"'
-        until(lambda: counted in httpx.get(f"{server.url}/metrics").text)
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(head + b"Content-Length: 100\r\n\r\n{")
+        time.sleep(0.2)  # its handler waits for the rest
+    counted = 'method="POST",route="/v1/jobs",status="499"'
+    until(lambda: counted in httpx.get(f"{server.url}/metrics").text)
 
 
 def has_ended(connection: socket.socket) -> bool:

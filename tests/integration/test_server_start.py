@@ -158,7 +158,7 @@ def test_a_server_serves_once_a_postgresql_that_was_down_is_back() -> None:
     with PostgresServer() as postgres:
         url = postgres.new_database("late")
         postgres.crash()
-        back = threading.Timer(4.0, postgres.start)
+        back = threading.Timer(1.5, postgres.start)
         back.start()
         with serving({"database_url": url, "workers": "0", "auto_migrate": "true"}) as server:
             assert httpx.get(f"{server.url}/readyz").json()["ready"] is True

