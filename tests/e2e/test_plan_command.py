@@ -134,11 +134,11 @@ def test_pins_bounds_and_prohibitions_are_kept(home: dict[str, str]) -> None:
 
 
 def test_a_model_that_no_configuration_holds_is_infeasible_with_reasons(home: dict[str, str]) -> None:
-    # 70.6 B parameters * 18 B = 1.3 TB of states; one node of 8 x 79.6 GiB has 0.68 TB
-    large = ["--model", "llama-3.1-70b", "--cluster", "dgx-h100", "--num-nodes", "1"]
+    # 8.0 B parameters * 18 B = 145 GB of states; a GPU has 79.6 GiB = 85 GB
+    large = ["--model", "llama-3.1-8b", "--gpus", "1xh100", "--launcher", "megatron-lm"]
     run = meshwright("plan", *large, *BATCH, env=home)
     assert run.returncode == 3, run.stdout + run.stderr
-    assert run.stdout.startswith("Llama 3.1 70B on 8 × H100 (")
+    assert run.stdout.startswith("Llama 3.1 8B on 1 × H100 (")
     assert "Nothing fits" in run.stdout
     assert re.search(r"configurations needs [\d.]+ of 79\.6 GiB", run.stdout)
     assert "\n  close  " in run.stdout

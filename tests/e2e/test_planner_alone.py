@@ -13,8 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-QUESTION = ["--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--num-nodes", "1"]
-QUESTION += ["--global-batch-size", "64", "--seq-length", "8192"]
+QUESTION = ["--model", "llama-3.2-1b", "--gpus", "2xh100", "--launcher", "megatron-lm"]
+QUESTION += ["--global-batch-size", "16", "--seq-length", "2048"]
 REFUSING = """
 import sys
 REFUSED = {names!r}
@@ -93,8 +93,8 @@ def test_the_planner_works_without_the_packages_of_the_service(
     (tmp_path / "runs.csv").write_text("\n".join([head, *runs]))
     commands = (
         ["plan", *QUESTION, "--save-dir", "run"],
-        ["predict", *QUESTION, "--set", "tensor_parallel_size=8"],
-        ["explain", *QUESTION, "--set", "tensor_parallel_size=8"],
+        ["predict", *QUESTION, "--set", "tensor_parallel_size=2"],
+        ["explain", *QUESTION, "--set", "tensor_parallel_size=2"],
         ["export", "--from", "run/answer.json", "--save-dir", "again"],
         ["report", "--from", "run/answer.json", "--what-if", "none", "--out", "page.html"],
         ["report", "--from", "run/answer.json", "--timeline", "trace.json"],
@@ -107,7 +107,7 @@ def test_the_planner_works_without_the_packages_of_the_service(
     )
     run = python(planner_alone, tmp_path, ONE_BY_ONE.format(commands=commands))
     assert run.returncode == 0, run.stderr
-    assert "llama-3.1-8b" in (tmp_path / "page.html").read_text()
+    assert "llama-3.2-1b" in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -141,14 +141,15 @@ def test_the_python_interface_works_without_the_packages_of_the_service(
     code = """
 import meshwright
 request = {
-    "model": {"name": "llama-3.1-8b"},
-    "cluster": {"name": "dgx-h100", "num_nodes": 1},
-    "workload": {"global_batch_size": 64, "seq_length": 8192},
+    "model": {"name": "llama-3.2-1b"},
+    "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 2},
+    "workload": {"global_batch_size": 16, "seq_length": 2048},
+    "launcher": "megatron-lm",
 }
 found = meshwright.plan(request)
 assert found._repr_html_()
-assert meshwright.predict(request, {"tensor_parallel_size": 8}).to_json()
-assert meshwright.explain(request, {"tensor_parallel_size": 8}).to_json()
+assert meshwright.predict(request, {"tensor_parallel_size": 2}).to_json()
+assert meshwright.explain(request, {"tensor_parallel_size": 2}).to_json()
 print(*sorted(meshwright.export(found).files))
 """
     run = python(planner_alone, tmp_path, code)
