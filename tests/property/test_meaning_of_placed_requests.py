@@ -47,7 +47,7 @@ def test_no_placement_that_a_request_means_is_better_than_what_is_proved(part: i
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_constraints_on_node_groups_leave_the_placements_that_keep_them(part: int) -> None:
-    for seed in range(part, 2 * EXAMPLES, PARTS):
+    for seed in range(part, draws(2, of_more=4), PARTS):
         random = Random(seed)
         plain = a_placed_request(random)
         written, python = on_groups(random, plain)
@@ -70,7 +70,7 @@ def test_constraints_on_node_groups_leave_the_placements_that_keep_them(part: in
 
 @pytest.mark.parametrize(
     ("speeds", "layers", "batch"),
-    some_of([((0.5, 0.3, 0.7), 7, 2), ((0.5, 0.7, 0.7), 6, 3), ((1.7, 0.7, 1.7), 6, 3)], each=2),
+    some_of([((0.5, 0.3, 0.7), 7, 2), ((0.5, 0.7, 0.7), 6, 3), ((1.7, 0.7, 1.7), 6, 3)], each=3),
 )
 def test_neighbours_of_near_best_plans_lead_to_the_shortest_step_of_few_placements(
     speeds: tuple[float, ...], layers: int, batch: int, monkeypatch: pytest.MonkeyPatch
