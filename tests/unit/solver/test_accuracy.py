@@ -78,6 +78,7 @@ def test_calibration_uses_at_most_half_and_does_not_score_them(runs: tuple[Run, 
 
 
 def test_a_measurement_that_was_not_chosen_changes_nothing(runs: tuple[Run, ...]) -> None:
+    runs = runs[:24]
     before = validate(runs, calibrate=4)
     changed = [
         run if row.used_for_calibration else replace(run, measured=replace(run.measured, step_time_s=9e3))
@@ -89,7 +90,7 @@ def test_a_measurement_that_was_not_chosen_changes_nothing(runs: tuple[Run, ...]
 
 
 def test_a_chosen_run_that_ran_out_of_memory_is_a_label_and_another_is_drawn(runs: tuple[Run, ...]) -> None:
-    mine = [run for run in runs if run.cluster == CLUSTER]
+    mine = [run for run in runs if run.cluster == CLUSTER][:24]
     first = next(i for i, row in enumerate(validate(mine, calibrate=1).runs) if row.used_for_calibration)
     failed = replace(mine[first].measured, step_time_s=None, out_of_memory=True)
     mine[first] = replace(mine[first], measured=failed)

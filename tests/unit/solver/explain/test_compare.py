@@ -14,6 +14,7 @@ from meshwright.solver.explain.compare import ComparedConfiguration, compared
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
 from tests.builders import a_moe_model, a_problem
+from tests.draws import draws
 
 YOURS = Configuration(
     tensor_parallel_size=8, sequence_parallel=True, pipeline_parallel_size=8, data_parallel_size=2,
@@ -139,7 +140,7 @@ def pairs(draw: st.DrawFn) -> tuple[Problem, Configuration, Configuration]:
 
 
 @given(pairs())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=draws(12, of_more=30), deadline=None)
 def test_the_parts_add_up_between_any_two_configurations(
     found: tuple[Problem, Configuration, Configuration],
 ) -> None:

@@ -184,7 +184,7 @@ def test_a_limit_counts_however_many_stand_before_it() -> None:
     assert found.conflicts == ((f"constraint {last}",),)
     # on mixed clusters rows are asked in the same way: of plans with and without tp 1 the limit leaves some
     mixed = tight(16.0, constraints=(*kept, "tensor_parallel_size == 2"))
-    answer = ask(mixed, default_profile(mixed.cluster, "none"))
+    answer = searched(mixed)
     assert {plan.config.tensor_parallel_size for plan in answer.plans} == {2}
 
 

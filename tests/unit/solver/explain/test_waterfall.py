@@ -17,6 +17,7 @@ from meshwright.solver.explain.waterfall import TERMS, waterfalls
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
 from tests.builders import a_cluster, a_model, a_moe_model, a_problem
+from tests.draws import draws
 from tests.problems.mixed_clusters import mixed_problems
 
 START = Configuration(
@@ -63,7 +64,7 @@ def problems(draw: st.DrawFn) -> tuple[Problem, Configuration]:
 
 
 @given(problems())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=draws(15, of_more=40), deadline=None)
 def test_the_terms_add_up_to_the_step_of_any_configuration(found: tuple[Problem, Configuration]) -> None:
     fall = fall_of(*found)
     uneven = ("unequal_lengths",) * (found[0].workload.lengths is not None)
@@ -103,7 +104,7 @@ def with_batch_of(problem: Problem, batch: int) -> Problem:
 
 
 @given(placed_problems())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=draws(15, of_more=40), deadline=None)
 def test_the_terms_add_up_to_the_step_of_any_placed_configuration(
     found: tuple[Problem, Configuration],
 ) -> None:

@@ -26,7 +26,7 @@ REQUEST = {
         "top_k": 4,
         "certify": "none",
         "allow": ["none"],
-        "pin": {"zero_stage": 1},
+        "pin": {"zero_stage": 1, "context_parallel_size": 1},
     },
 }
 

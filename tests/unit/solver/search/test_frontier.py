@@ -86,7 +86,7 @@ def test_a_run_that_was_cut_anywhere_and_went_on_counts_every_row_that_fits_once
     space = enumerate_space(problem, legal_only=True)
     rows = priced_rows(problem, default_profile(problem.cluster, problem.launcher), space.columns)
     refuted = 0
-    for looks in range(0, 2000, 80):
+    for looks in range(0, 2000, 200):
         frontier, asked = Frontier.of(Priced.of(rows), 3), count()
         first = frontier.fits
         with Watch(time_limit_s=math.inf, should_stop=lambda: next(asked) >= looks).cut():  # noqa: B023

@@ -124,7 +124,7 @@ def test_many_rows_are_priced_in_pieces_that_give_the_same_least(monkeypatch: py
         return least_passes_s(one, rows, profile)
 
     monkeypatch.setattr(gpu_seconds, "least_passes_s", counted)
-    monkeypatch.setattr(gpu_seconds, "CHUNK", 7)
+    monkeypatch.setattr(gpu_seconds, "CHUNK", 70)
     assert least_pass_gpu_s(problem, profile, wide=True) == at_once
     assert len(sizes) > 1
-    assert max(sizes) == 7
+    assert max(sizes) == 70

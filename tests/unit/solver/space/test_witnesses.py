@@ -13,7 +13,7 @@ from meshwright.solver.check import rule_faults
 from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.problem import Problem
 from meshwright.solver.runs.table import read_runs
-from meshwright.solver.space.rule import LIMITS
+from meshwright.solver.space.rule import LIMITS, Rule
 from meshwright.solver.space.rules import rules_of, violation_masks
 
 CATALOG = Path(meshwright.profiles.__file__).parent / "catalog" / "runs"
@@ -49,13 +49,22 @@ def without_idle_stages(config: Configuration) -> Configuration:
                    stage_layers=tuple(held))  # fmt: skip
 
 
-def unlimited(name: str) -> Iterator[str]:
-    """What a run breaks: rules of the space and sentences of the check that name no limit."""
-    for run_id, problem, config in witnesses(name):
+@cache
+def broken(name: str) -> list[list[Rule]]:
+    """The rules of the space that each run breaks."""
+    found = list[list[Rule]]()
+    for _, problem, config in witnesses(name):
         rules = rules_of(problem)
         mask = int(violation_masks(rules, Columns.of([without_idle_stages(config)]))[0])
-        for bit, rule in enumerate(rules):
-            if mask >> bit & 1 and rule.limit is None:
+        found.append([rule for bit, rule in enumerate(rules) if mask >> bit & 1])
+    return found
+
+
+def unlimited(name: str) -> Iterator[str]:
+    """What a run breaks: rules of the space and sentences of the check that name no limit."""
+    for (run_id, problem, config), rules in zip(witnesses(name), broken(name), strict=True):
+        for rule in rules:
+            if rule.limit is None:
                 yield f"{run_id}: {rule.name}"
         for sentence in rule_faults(problem, [config])[0]:
             if not any(limit.name in sentence for limit in LIMITS):
@@ -68,9 +77,5 @@ def test_a_run_that_happened_is_legal_but_for_deliberate_limits(name: str) -> No
 
 
 def test_every_deliberate_limit_leaves_out_a_run_that_happened() -> None:
-    found = Counter[str]()
-    for _, problem, config in witnesses("measured_runs"):
-        rules = rules_of(problem)
-        mask = int(violation_masks(rules, Columns.of([without_idle_stages(config)]))[0])
-        found.update(r.limit.name for bit, r in enumerate(rules) if mask >> bit & 1 and r.limit is not None)
-    assert found.keys() == {limit.name for limit in LIMITS}
+    rules = [rule for each in broken("measured_runs") for rule in each]
+    assert {rule.limit.name for rule in rules if rule.limit is not None} == {one.name for one in LIMITS}
