@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 from meshwright.profiles.units import GIB
 from meshwright.service.cli.main import app
 from tests.e2e.transcripts import ROOT
+from tests.served.commands import without_reasons
 
 PAGE = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
 QUESTION = re.compile(r"^### (?P<title>.+)\n\n```sh\nmeshwright (?P<command>.+)\n```", re.MULTILINE)
@@ -88,9 +90,10 @@ EXPECTED = {
 
 
 @pytest.fixture(autouse=True)
-def _without_levers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Search no changes that would train faster: they take longer than the plans, and are not judged."""
-    monkeypatch.setattr("meshwright.solver.planner.launchers.levers_of", lambda *_, **__: ())
+def _plans_alone() -> Iterator[None]:
+    """Search no reasons and no changes that would train faster: they take longer, and are not judged."""
+    with without_reasons():
+        yield
 
 
 @cache
