@@ -153,13 +153,15 @@ def test_a_resumed_search_gives_the_answer_of_one_that_was_left_alone(
 ) -> None:
     # a first plan is sought for half a second: of CPU time here, so that a busy machine changes nothing
     monkeypatch.setattr("meshwright.solver.clock.time", SimpleNamespace(monotonic=time.process_time))
+    # what would train faster is sought after the plans, and not part of what is passed on
+    monkeypatch.setattr("meshwright.solver.planner.launchers.levers_of", lambda *_, **__: ())
     problem: Problem = parse_problem(asked)
     search = StoredSearch(database)
     whole = search(problem, on_progress=lambda _: None, should_stop=never)
     assert whole.status == "optimal"
     broken = [search(problem, on_progress=lambda _: None, should_stop=after(looks)) for looks in (1, 3, 12)]
-    kept = [known_in(checkpoint_of(answer)) for answer in broken]
-    assert any(kept)  # some of them had found something to pass on
+    kept = [known for answer in broken if (known := known_in(checkpoint_of(answer)))]
+    assert kept  # some of them had found something to pass on; without that the search is the same
     for known in kept:
         again = search(problem, on_progress=lambda _: None, should_stop=never, known=known)
         assert said(again) == said(whole)

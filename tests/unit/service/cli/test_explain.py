@@ -10,12 +10,14 @@ import pytest
 from meshwright.service.report.sentences import option_words
 from meshwright.solver.clock import Watch
 from meshwright.solver.explain.node_groups import with_one_more_node
+from meshwright.solver.space.launcher_choice import launchers_able
 from tests.served.commands import answer_once, remembering
 from tests.served.requests import run_here
 from tests.unit.launchers.megatron_lm.test_read import SCRIPT
 
 QUESTION = ["--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--num-nodes", "1",
             "--global-batch-size", "64", "--seq-length", "4096", "--certify", "none"]  # fmt: skip
+FEW = ("accelerate", "llama-factory", "llama-factory-accelerate")
 PLAN = ["plan", *QUESTION, "--top-k", "3"]
 _ONE_MORE = remembering(partial(with_one_more_node, watch=Watch(time_limit_s=1e6)))
 
@@ -27,6 +29,15 @@ def _each_question_is_answered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "meshwright.solver.explain.node_groups.with_one_more_node",
         lambda *given: _ONE_MORE(*given[:-1]),
+    )
+
+
+@pytest.fixture
+def of_few_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Search the changes that would fit under launchers of Hugging Face's trainer alone."""
+    monkeypatch.setattr(
+        "meshwright.solver.space.launcher_choice.launchers_able",
+        lambda problem: tuple(name for name in launchers_able(problem) if name in FEW),
     )
 
 
@@ -204,6 +215,7 @@ bf16: true
 """
 
 
+@pytest.mark.usefixtures("of_few_launchers")
 def test_each_option_of_an_explanation_without_a_plan_works_on_the_command_that_it_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -231,6 +243,7 @@ def test_each_option_of_an_explanation_without_a_plan_works_on_the_command_that_
     assert (code, "What would fit" in text) == (3, True)
 
 
+@pytest.mark.usefixtures("of_few_launchers")
 @pytest.mark.parametrize("gpus", ["1xrtx-3090", "1xrtx-4090,1xrtx-3090"])
 def test_hardware_that_is_offered_next_to_counted_gpus_is_what_the_options_buy(
     gpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -258,6 +271,7 @@ def test_hardware_that_is_offered_next_to_counted_gpus_is_what_the_options_buy(
         assert best["prediction"]["step_time_s"] == pytest.approx(remedy["step_time_s"], rel=0.01)
 
 
+@pytest.mark.usefixtures("of_few_launchers")
 def test_a_command_to_paste_is_not_cut_at_the_edge_of_a_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

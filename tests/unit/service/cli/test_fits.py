@@ -170,6 +170,7 @@ def test_the_table_fits_a_terminal_of_80_columns() -> None:
     assert max(len(line) for line in lines if not line.startswith("tip: ")) <= 80
 
 
+@pytest.mark.usefixtures("only_what_fits")
 def test_the_table_has_twelve_lines_unless_every_launcher_is_asked_for() -> None:
     for asked in ("Qwen/Qwen3-8B --gpus 1xRTX-4090", "gpt2 --gpus 1xL4 --optimizer adamw"):
         whole, short = (

@@ -367,7 +367,8 @@ def test_the_command_takes_the_plan_that_it_found(tmp_path: Path) -> None:
     """Plan, export, run, import, calibrate and plan again, as a shell runs them."""
     question = [
         "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--num-nodes", "1", "--global-batch-size", "64",
-        "--seq-length", "4096", "--top-k", "3", "--certify", "none", "--allow", "none", "--json",
+        "--seq-length", "4096", "--top-k", "1", "--certify", "none", "--allow", "none", "--json",
+        "--launcher", "megatron-lm", "--objective", "tokens_per_s_per_gpu",
     ]  # fmt: skip
 
     def meshwright(*words: str) -> str:
