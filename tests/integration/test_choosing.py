@@ -127,7 +127,7 @@ def test_nodes_that_wait_for_a_silent_service_together_all_get_the_last_answer_w
                 nodes=node(rank, run_id="2"),
                 save_dir=tmp_path,
                 url=url,
-                limit_s=12.0,
+                limit_s=8.0,
             )
             for rank in (1, 0)
         ]  # fmt: skip

@@ -128,7 +128,8 @@ def test_f15_a_full_disk_is_a_503_not_ready_and_leaves_the_records_whole(tmp_pat
         assert answer.status_code == 503
         assert answer.json()["type"] == "urn:meshwright:problem:disk_full"  # SQLite calls it an I/O error
         assert int(answer.headers["Retry-After"]) > 0
-        until(lambda: ready() == (503, "read_only"))  # its own row takes the last pages
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (largest // 2, no_limit[1]))  # no page is left
+        until(lambda: ready() == (503, "read_only"))
         assert status_of_post(server).status_code == 503
         assert {server.job(job)["state"] for job in kept} == {"queued"}  # reading goes on
         resource.prlimit(pid, resource.RLIMIT_FSIZE, no_limit)

@@ -1,4 +1,4 @@
-"""A server whose requests do their work and then take their time, as on a machine that is busy.
+"""A server whose requests do their work, print a line and then take their time, as on a busy machine.
 
 ``START`` is the Python that starts it; ``MESHWRIGHT_SLOW_S`` in its environment says how long.
 """
@@ -19,6 +19,7 @@ def slowly(owner, name):
     plain = getattr(owner, name)
     def slow(*given, **named):
         made = plain(*given, **named)
+        print(name, flush=True)
         time.sleep(float(os.environ["MESHWRIGHT_SLOW_S"]))
         return made
     setattr(owner, name, slow)
