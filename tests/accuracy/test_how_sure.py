@@ -16,6 +16,7 @@ from benchmarks.fit.leave_out import blind_profile_of, cluster_of
 from meshwright.solver.accuracy import validate
 from meshwright.solver.calibration.observations import ProfileOf
 from meshwright.solver.runs.table import CATALOG_RUNS, Run, read_runs
+from tests.draws import WHOLE
 
 
 def evenly(runs: list[Run], count: int) -> list[Run]:
@@ -30,12 +31,12 @@ def catalog() -> tuple[Run, ...]:
 
 @pytest.fixture(scope="module")
 def runs(catalog: tuple[Run, ...]) -> list[Run]:
-    """Four runs of each cluster at most: every cluster has one vote, as in the fit of the spreads."""
+    """Four runs of each cluster at most, eight in ``make fuzz``: every cluster has one vote, as in the fit of the spreads."""
     of_cluster: dict[str, list[Run]] = defaultdict(list)
     for run in catalog:
         if run.shape is not None and run.measured.step_time_s:
             of_cluster[run.cluster].append(run)
-    return [run for mine in of_cluster.values() for run in evenly(mine, 4)]
+    return [run for mine in of_cluster.values() for run in evenly(mine, 8 if WHOLE else 4)]
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,16 @@ from meshwright.profiles.profile import Profile
 from meshwright.solver.calibration.calibrate import default_profile_of
 from meshwright.solver.calibration.observations import Observation, predictions_of
 from meshwright.solver.runs.table import CATALOG_RUNS, Run, read_runs
+from tests.draws import WHOLE
 
 FAST = 1e6
 # Tests and small models that launches bind: their floor is a mean, which half of them run below. Repeats of
 # Ultra-Scale's differ by 24 %, the single nodes of vTrain are composed of measured layers.
 BOUND_BY_LAUNCHES = ("megatron-ci-", "ultrascale-", "vtrain-a100-single")
 
-EVERY = 4  # so-manieth run of a cluster; a floor that is too high is above several of its runs
+EVERY = (
+    1 if WHOLE else 4
+)  # so-manieth run of a cluster; a floor that is too high is above several of its runs
 
 
 def at_infinite_rates(one: Observation) -> Observation:
