@@ -73,7 +73,7 @@ endif
 chaos: $(STAMP) ## kill, freeze, crash, flush, upgrade and roll back under load, about 15 minutes (ARGS=--short: two)
 	@$(BIN)/python -m tests.chaos --json out/chaos.json $(ARGS)
 
-fuzz: $(STAMP) ## 10 000 and more hostile requests, twelve times the draws of the tests, all golden files (DRAWS=34: more; ARGS=--quick: few requests)
+fuzz: $(STAMP) ## over 10 000 hostile requests, at least twelve times the draws of make test, all golden files (DRAWS=34: more; ARGS=--quick: few requests)
 	@.ci/environment fuzz
 	@$(BIN)/python -m benchmarks.fuzz_api $(ARGS)
 ifneq ($(ARGS),--quick)

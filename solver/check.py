@@ -52,7 +52,7 @@ def launcher_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _setting_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Yield the same but for what the hosts cannot hold, which is asked of many at once."""
+    """Yield the same, without what hosts cannot hold (``_host_faults``, for many configurations)."""
     yield from _pipeline_faults(problem, config)
     yield from _parallel_faults(problem, config)
     yield from _offload_faults(problem, config)
@@ -260,7 +260,7 @@ def _offload_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _host_faults(problem: Problem, configs: Sequence[Configuration]) -> list[list[str]]:
-    """Return what of each configuration's offloaded parts hosts and drives cannot hold."""
+    """Return, for each configuration, the faults of offloaded parts that hosts and drives cannot hold."""
     found: list[list[str]] = [[] for _ in configs]
     offloaded = [at for at, one in enumerate(configs) if one.offload != "none" and is_a_row(one)]
     if not offloaded or "offload" not in problem.options.allow:

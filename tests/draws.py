@@ -6,7 +6,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 TIMES = int(os.environ.get("MESHWRIGHT_TEST_DRAWS", "1"))
-WHOLE = TIMES > 1 or "UPDATE_GOLDEN" in os.environ  # reviewed tables, of which some is enough every day
+WHOLE = TIMES > 1 or "UPDATE_GOLDEN" in os.environ  # take whole tables
 
 
 def draws(of_every_day: int, *, of_more: int = 0) -> int:
@@ -18,5 +18,5 @@ def draws(of_every_day: int, *, of_more: int = 0) -> int:
 
 
 def some_of(every: Sequence[T], *, each: int) -> Sequence[T]:
-    """Every so-manieth row of a reviewed table; all of it where more is drawn, or it is written anew."""
+    """Return every ``each``-th row; all rows in ``make fuzz``, and when golden files are rewritten."""
     return every if WHOLE else every[::each]

@@ -86,8 +86,9 @@ def _lines(fleet: ScheduledFleet, jobs: list[FleetJob]) -> Iterator[str]:
         ]
         options += [*_switches(fleet.request, run), *_dependencies(fleet, job, number)]
         yield (
-            f"# {job.name}: {run.choice.nodes} nodes, {run.start_min / _HOUR_MIN:.1f} to "
-            f"{run.end_min / _HOUR_MIN:.1f} h, plan {fleet.plans[job.name].plan_id}"
+            f"# {job.name}: {run.choice.nodes} node{'s' * (run.choice.nodes > 1)}, "
+            f"{run.start_min / _HOUR_MIN:.1f} to {run.end_min / _HOUR_MIN:.1f} h, "
+            f"plan {fleet.plans[job.name].plan_id}"
         )
         yield f'{number[job.name]}="$(submit {quote(job.name)} {" ".join(options)} "$@")"'
         yield f'echo "{job.name} ${{{number[job.name]}}}"'

@@ -114,7 +114,8 @@ def run_words(plan: Plan, outlook: Outlook) -> str:
 
 def baseline_words(baseline: Baseline, plans: int) -> str:
     """Return the step and the place of the client's own configuration among ``plans`` ranked ones."""
-    place = f"rank {baseline.rank}" if baseline.rank else f"behind all {plans} plans"
+    behind = "behind the only plan" if plans == 1 else f"behind all {plans} plans"
+    place = f"rank {baseline.rank}" if baseline.rank else behind
     gap = ""
     if baseline.gap_to_best is not None:
         side = "behind" if baseline.gap_to_best >= 0 else "ahead of"

@@ -194,7 +194,8 @@ def _gantt_bar(job: Mapping[str, Any], end: float) -> GanttBar:
         width=max(stop - start, 1),
         late=0 if due is None else max(0, min(stop - at(due), stop - start)),
         due=at(due) if due is not None and 0 <= due <= end else None,
-        label=f"{job['name']}: {job['nodes']} nodes, {job['start_hours']:.1f} to {job['end_hours']:.1f} h"
+        label=f"{job['name']}: {job['nodes']} node{'s' * (job['nodes'] > 1)}, "
+        f"{job['start_hours']:.1f} to {job['end_hours']:.1f} h"
         f"{dated}{late}",
     )
 

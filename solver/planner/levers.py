@@ -135,7 +135,7 @@ def levers_of(
             if change.problem.places_stages:  # no mesh is near to stages on unlike nodes
                 plans, _ = _searched(own, _within(change, looks / LOOKS_PER_S), profile, answer)
             elif change.kind == "launcher":
-                plans = []  # afterwards, the likely ones first
+                plans = []  # ``_of_launcher`` tries them below
             elif _is_searched(change):
                 plans = _far(own, change, profile, answer, searches)
             elif change.kind == STANDALONE_STAGES:
@@ -260,7 +260,7 @@ def _lever(problem: Problem, answer: Answer, change: Change, best: _Best) -> Lev
 def _worth_s(problem: Problem, change: Change, answer: Answer, saved: float = 0.0) -> float:
     """Return the step of a changed request that just saves enough of the first plan's time per token.
 
-    ``saved``: what another change saves, if that is more.
+    ``saved``: the share that another launcher already saves. The change must save more than both.
     """
     first, work = answer.ranking[0], change.problem.workload
     share = 1.0 - max(worth_of(change.kind), saved)
@@ -624,9 +624,10 @@ def _alone(problem: Problem, profile: Profile, answer: Answer, *, seconds: float
 def _of_launcher(
     problem: Problem, profile: Profile, answer: Answer, searches: WorkWatch
 ) -> Iterator[Lever]:
-    """Yield what other launchers save, each more than those before it; the last one by a search.
+    """Yield the levers of other launchers, each saving more than the one before.
 
-    ``_worth_a_search`` is searched, others are tried nearby. Of one stack the preferred launcher counts.
+    Launchers of ``_worth_a_search`` are searched, others tried nearby. If one of those saves most, it is
+    searched last. Only the preferred launcher of each framework is tried.
     """
     of_stack, saved, best = dict[str, Change](), 0.0, None
     for one in _launchers(problem):
@@ -651,13 +652,13 @@ def _of_launcher(
         yield from (_lever(problem, answer, best, plan) for plan in plans[:1])
 
 
-_FEW_WAYS = 2000  # candidates with stages, over all ways of the switches: a search takes some .1 s
+_FEW_STAGED = 2000  # candidates with stages, over all settings of switches: a search takes about 0.1 s
 
 
 def _worth_a_search(changes: Sequence[Change], profile: Profile) -> list[Change]:
-    """Return the launchers with stages whose search pays, those whose passes may take least first.
+    """Return the launchers with stages to search, the one with the lowest bound on its passes first.
 
-    That is the first one, and any with few candidates: their best plans are far from another launcher's.
+    These are the first one and every one with few candidates: the best plan may be far from the answer's.
     """
     known = list[tuple[float, bool, Change]]()
     for one in (one for one in changes if _has_stages(one.problem)):
@@ -665,7 +666,7 @@ def _worth_a_search(changes: Sequence[Change], profile: Profile) -> list[Change]
         groups = [[each.problem for each in some] for some in _groups_of(one, profile)]
         own = profile_of_variant(one.problem, profile)
         floor = min(least_pass_gpu_s(some[0], own, some[1:], wide=False) for some in groups)
-        few = estimated_outer(one.problem) * sum(map(len, groups)) <= _FEW_WAYS
+        few = estimated_outer(one.problem) * sum(map(len, groups)) <= _FEW_STAGED
         known.append((floor or inf, few, one))
     known.sort(key=lambda one: one[0])
     return [one for at, (floor, few, one) in enumerate(known) if few or (at == 0 and floor < inf)]
@@ -990,7 +991,7 @@ def _proved(
 ) -> _Found:
     """Return the same within limited work, under some variants, and no plan where it is not proved.
 
-    ``saved``: what a plan must save at least, if that is more than enough to be named.
+    ``saved``: as in ``_worth_s``.
     How soon such a plan is found depends on the machine.
     """
     plans, proved = list[_Best](), False

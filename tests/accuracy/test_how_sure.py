@@ -31,7 +31,7 @@ def catalog() -> tuple[Run, ...]:
 
 @pytest.fixture(scope="module")
 def runs(catalog: tuple[Run, ...]) -> list[Run]:
-    """Four runs of each cluster at most, eight in ``make fuzz``: each has one vote, as in the fit."""
+    """Four runs of each cluster at most, eight in ``make fuzz``: every cluster has one vote."""
     of_cluster: dict[str, list[Run]] = defaultdict(list)
     for run in catalog:
         if run.shape is not None and run.measured.step_time_s:

@@ -1,4 +1,4 @@
-"""Launches alone are never longer than a step that somebody measured: every fourth one is held."""
+"""Launches alone are never longer than a step that somebody measured; ``make test`` takes a fourth."""
 
 from dataclasses import replace
 
@@ -15,9 +15,7 @@ FAST = 1e6
 # Ultra-Scale's differ by 24 %, the single nodes of vTrain are composed of measured layers.
 BOUND_BY_LAUNCHES = ("megatron-ci-", "ultrascale-", "vtrain-a100-single")
 
-EVERY = (
-    1 if WHOLE else 4
-)  # so-manieth run of a cluster; a floor that is too high is above several of its runs
+EVERY = 1 if WHOLE else 4  # a floor that is too high is above several of a cluster's runs
 
 
 def at_infinite_rates(one: Observation) -> Observation:

@@ -23,7 +23,7 @@ from tests.processes.warm import run_warm
 ROOT = Path(__file__).parents[2]
 SMALL = ["--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--num-nodes", "4"]
 BATCH = ["--global-batch-size", "256", "--seq-length", "8192"]
-QUICK = ["--certify", "none", "--objective", "tokens_per_s_per_gpu"]  # by which no levers are searched
+QUICK = ["--certify", "none", "--objective", "tokens_per_s_per_gpu"]  # this objective searches no levers
 # A small search, for tests of the output's form.
 TINY = ["--model", "llama-3.2-1b", "--gpus", "2xh100", "--global-batch-size", "16", "--seq-length", "2048",
         "--launcher", "megatron-lm", *QUICK]  # fmt: skip

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PLAN = [sys.executable, "-m", "meshwright", "plan"]
 SMALL = [*PLAN, "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--num-nodes", "1",
          "--global-batch-size", "64", "--seq-length", "4096",
-         "--objective", "tokens_per_s_per_gpu"]  # fmt: skip  # by which no levers are searched
+         "--objective", "tokens_per_s_per_gpu"]  # fmt: skip  # this objective searches no levers
 LONG = [*PLAN, "--model", "deepseek-v3", "--cluster", "dgx-h100", "--num-nodes", "256",
         "--global-batch-size", "8192", "--seq-length", "4096", "--top-k", "50", "--certify", "cp-sat-all",
         "--time-limit-s", "600"]  # fmt: skip

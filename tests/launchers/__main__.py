@@ -374,8 +374,9 @@ def try_mutants(name: str, judge: str, count: Count) -> Try:
 
 
 def try_dry_runs(name: str, count: Count, *, ends: bool) -> Try:
-    """Every rank that the launcher builds holds the layers and weights that we priced; ``ends``: of both
-    ends of a pipeline.
+    """Check that every rank the launcher builds holds the layers and weights that we priced.
+
+    ``ends``: build only the first and the last stage.
     """
     judge, plans_of = DRY_RUNS[name]
     runs = [replace(run, ends=run.ends or ends) for run in plans_of()]

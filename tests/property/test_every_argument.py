@@ -201,7 +201,7 @@ FILES: dict[str, tuple[tuple[str, ...], str, tuple[Put, ...]]] = {
 def rows(launcher: str) -> Iterator[tuple[str, Flag]]:
     """Yield the arguments that the launcher's newest release takes, but for those that its files state.
 
-    Every day those of transformers are tried in its own files, and in those of others where more is drawn.
+    Arguments that a launcher shares with transformers are tried in its own files only in ``make fuzz``.
     """
     tables, by, files = FILES[launcher]
     of_others = flag_names(*tables[1:]).rows if tables[1:] and TIMES == 1 else {}

@@ -7,8 +7,8 @@ import pytest
 from benchmarks.fix import StoredFile, outcome, stored
 from tests.draws import some_of
 
-# One of each kind of file, of every launcher; every day every second of them, which are of each kind of
-# document. `make bench ARGS=fix` takes all files.
+# One of each kind of file, of every launcher. `make test` takes every second one, which still covers each
+# kind of document. `make bench ARGS=fix` takes all files.
 SHOWN = (
     "megatron-bridge/llama-3.1-70b-offloaded",
     "megatron-lm/llama-3.1-70b-offloaded",

@@ -46,7 +46,8 @@ VARIANTS = [
 def problems(launcher: str) -> Iterator[Problem]:
     """Every optimizer, precision and recipe; whole models and adapters.
 
-    The first and every fourth of one of the models, all of them of both where more is drawn than every day.
+    ``make test``: the first variant and a quarter of the others, each with one model.
+    ``make fuzz``: all, with both.
     """
     some = [VARIANTS[0], *VARIANTS[1 + launcher_names().index(launcher) % 4 :: 4]]
     pairs = [*itertools.product(VARIANTS, MODELS)] if TIMES > 1 else zip(some, itertools.cycle(MODELS))

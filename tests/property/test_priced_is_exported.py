@@ -52,7 +52,7 @@ Option = str | float | bool
 # efficient one is torch's own choice under sdpa. Liger's switch sets its norms and activations, too.
 ONE_NAME = {"flash1", "triton", "flex", "torch", "megatron-fused", "efficient", "liger"}
 
-EVERY = 5 if TIMES == 1 else 1  # so-manieth switch of a launcher, from another one on for each
+EVERY = 5 if TIMES == 1 else 1  # every fifth switch of a launcher, starting at another one for each
 
 
 def targets(launcher: str) -> list[Target]:

@@ -14,7 +14,7 @@ from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from tests.builders import a_problem
 
 TENANT = "default"
-# On all GPUs that is the order by steps; by these, levers would be searched as well, for a CPU second.
+# On all GPUs this objective ranks as step time does, and searches no levers, which take a CPU second.
 TINY_SEARCH: dict[str, object] = {"top_k": 1, "certify": "none", "objective": "tokens_per_s_per_gpu"}
 TINY_PROBLEM: dict[str, object] = {
     "model": {"name": "gpt-3-350m"},

@@ -88,19 +88,19 @@ def limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
-_held = [resident_bytes("VmRSS")]
-os.register_at_fork(after_in_child=lambda: _held.append(resident_bytes("VmRSS")))
+_bytes_before = [resident_bytes("VmRSS")]
+os.register_at_fork(after_in_child=lambda: _bytes_before.append(resident_bytes("VmRSS")))
 
 
-def _held_bytes() -> int:
-    """What this process held before it began."""
-    return _held[-1]
+def _before_training() -> int:
+    """Return the resident bytes that this process had before training."""
+    return _bytes_before[-1]
 
 
 def _installed() -> None:
     """Put the stand-ins in place; what the process held before counts as no memory of the training.
 
-    A rank may be a fork of a process that has loaded this: what it holds then is its own.
+    A rank may be forked from a process that has loaded this module. What it holds then counts as none, too.
     """
     cuda = torch.cuda
     named = {
@@ -112,11 +112,11 @@ def _installed() -> None:
         "get_rng_state": lambda *_given, **_options: torch.get_rng_state(),
         "set_rng_state": lambda state, *_given, **_options: torch.set_rng_state(state),
         "get_device_capability": lambda *_device: (9, 0), "get_device_name": lambda *_device: "CPU",
-        "memory_allocated": lambda *_device: resident_bytes("VmRSS") - _held_bytes(),
-        "max_memory_allocated": lambda *_device: resident_bytes("VmHWM") - _held_bytes(),
-        "memory_reserved": lambda *_device: resident_bytes("VmRSS") - _held_bytes(),
-        "max_memory_reserved": lambda *_device: resident_bytes("VmHWM") - _held_bytes(),
-        "memory_stats": lambda *_device: _statistics(resident_bytes("VmHWM") - _held_bytes()),
+        "memory_allocated": lambda *_device: resident_bytes("VmRSS") - _before_training(),
+        "max_memory_allocated": lambda *_device: resident_bytes("VmHWM") - _before_training(),
+        "memory_reserved": lambda *_device: resident_bytes("VmRSS") - _before_training(),
+        "max_memory_reserved": lambda *_device: resident_bytes("VmHWM") - _before_training(),
+        "memory_stats": lambda *_device: _statistics(resident_bytes("VmHWM") - _before_training()),
         "reset_peak_memory_stats": lambda *_device: None,
         "device_memory_used": lambda *_device: resident_bytes("VmRSS"),
         "get_device_properties": lambda *_device: types.SimpleNamespace(

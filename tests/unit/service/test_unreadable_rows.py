@@ -22,7 +22,7 @@ from tests.unit.service.web.test_questions import CONFIG
 
 OPENED = "served"  # the answered job
 BAD = ("{", "[]", '"x"', "7", "{}", '{"name": 7, "incumbent_step_time_s": "x", "values": [], "rank": "x"}')
-EACH = 3  # of what is stored in a column, two a day, and all of it by make fuzz
+EACH = 3  # two of six bad values a column in make test, all of them in make fuzz
 DOCUMENTS = [
     column for table in metadata.sorted_tables for column in table.columns if isinstance(column.type, JSON)
 ]

@@ -34,14 +34,14 @@ def fastest(problem: Problem) -> Plan:
 
 
 @pytest.fixture
-def own_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other launchers are half of the work where none of them is under test."""
+def no_other_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try no other launchers: half of the work, and not under test."""
     monkeypatch.setattr(levers, "_launchers", lambda _: ())
 
 
 @pytest.fixture
-def own_states(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So are gradients and states of fewer bits a fifth."""
+def no_smaller_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try no gradients and states of fewer bits: a fifth of the work, and not under test."""
     monkeypatch.setattr(levers, "_of_fewer_bits", lambda _: ())
 
 
@@ -92,7 +92,7 @@ def test_where_states_leave_no_room_smaller_ones_are_named(slow: tuple[Problem, 
     )
 
 
-@pytest.mark.usefixtures("own_launcher")
+@pytest.mark.usefixtures("no_other_launchers")
 def test_gradients_that_a_launcher_sums_in_bf16_anyway_are_no_change_and_states_are() -> None:
     problem = parse_problem(
         {
@@ -121,7 +121,7 @@ def on_cards(nodes: str, launcher: str) -> Problem:
     )
 
 
-@pytest.mark.usefixtures("own_launcher", "own_states")
+@pytest.mark.usefixtures("no_other_launchers", "no_smaller_states")
 def test_one_of_unlike_groups_is_named_where_it_is_faster_alone() -> None:
     """An RTX 3090 computes 2.8 times as much as an RTX 3060, whose pace a pipeline over all three has."""
     together = compared(on_cards("2xrtx-3060,1xrtx-3090", "megatron-lm"))
@@ -136,13 +136,13 @@ def test_one_of_unlike_groups_is_named_where_it_is_faster_alone() -> None:
     assert saves > 0.3
 
 
-@pytest.mark.usefixtures("own_launcher", "own_states")
+@pytest.mark.usefixtures("no_other_launchers", "no_smaller_states")
 def test_a_group_that_is_slower_alone_is_not_named() -> None:
     levers = compared(on_cards("2xrtx-4090,2xrtx-3090", "megatron-lm")).levers
     assert [one.change for one in levers if one.kind == "group"] == ["2 × RTX 4090 alone"]
 
 
-@pytest.mark.usefixtures("own_launcher", "own_states")
+@pytest.mark.usefixtures("no_other_launchers", "no_smaller_states")
 @pytest.mark.parametrize("base", ["fp32", "nf4"])
 def test_frozen_weights_of_16_bits_are_named_where_others_take_longer(base: str) -> None:
     """Of 14.8 billion weights, 55 GiB in fp32 leave no room to keep activations; 4 bits are read in 16."""
@@ -157,7 +157,7 @@ def test_frozen_weights_of_16_bits_are_named_where_others_take_longer(base: str)
     assert "numerics" in found[0].effect
 
 
-@pytest.mark.usefixtures("own_launcher", "own_states")
+@pytest.mark.usefixtures("no_other_launchers", "no_smaller_states")
 def test_compiled_layers_are_named_under_a_launcher_whose_operators_run_one_by_one() -> None:
     work: dict[str, object] = {"global_batch_size": 16, "seq_length": 2048, "lora_rank": 16}
     cluster = {"groups": [{"gpu": "a100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 1}]}
@@ -175,7 +175,7 @@ def test_compiled_layers_are_named_under_a_launcher_whose_operators_run_one_by_o
 NF4 = {"base_precision": "nf4"}
 
 
-@pytest.mark.usefixtures("own_launcher", "own_states")
+@pytest.mark.usefixtures("no_other_launchers", "no_smaller_states")
 @pytest.mark.parametrize(
     ("switch", "launcher", "gpus", "work", "allow"),
     [
@@ -231,7 +231,7 @@ def test_a_power_limit_is_named_where_energy_ranks_and_nowhere_else() -> None:
     assert "power_limit_w" not in {one.kind for one in of("step_time").levers}
 
 
-@pytest.mark.usefixtures("own_launcher")
+@pytest.mark.usefixtures("no_other_launchers")
 def test_gradients_of_fewer_bits_are_named_where_smaller_states_refuse_their_plan() -> None:
     """It has ZeRO stage 2, which Megatron-LM refuses with Adam's moments in 16 bits."""
     problem = parse_problem(
@@ -246,7 +246,7 @@ def test_gradients_of_fewer_bits_are_named_where_smaller_states_refuse_their_pla
     assert lever.config.zero_stage == 2
 
 
-@pytest.mark.usefixtures("own_launcher")
+@pytest.mark.usefixtures("no_other_launchers")
 def test_a_change_and_two_together_are_named_each_with_its_own_gain() -> None:
     """The plan of both frees memory with bf16 gradients, which no request for 16-bit states alone has."""
     body: dict[str, Any] = {
@@ -398,7 +398,7 @@ def test_no_batch_is_tried_twice(batch: int) -> None:
     assert sorted({*sizes, batch}) == sorted([*sizes, batch])
 
 
-@pytest.mark.usefixtures("own_launcher", "own_states")
+@pytest.mark.usefixtures("no_other_launchers", "no_smaller_states")
 @pytest.mark.parametrize(
     ("batch", "length", "settings"),
     [
