@@ -47,7 +47,7 @@ from meshwright.solver.calibration.observations import (
 from meshwright.solver.configuration import BoolArray, Configuration, FloatArray
 from meshwright.solver.cost.residuals import features_of
 from meshwright.solver.cost.uncertainty import between, least_log_sigma, shared_spreads
-from meshwright.solver.predict import Z_80_PERCENT, predict
+from meshwright.solver.predict import Z_80_PERCENT, predict, predict_all
 from meshwright.solver.problem import Problem, Workload
 
 # --------------------------------------------------------------------------------------------------
@@ -189,9 +189,10 @@ def require_credible(
     plain = profile.uncalibrated
     if plain is None:
         return
-    for configuration, prediction in found:
-        if prediction.mfu <= _BEYOND * predict(problem, plain, configuration).mfu:
-            continue  # a price takes milliseconds, reading the records a second
+    modelled = predict_all(problem, plain, [configuration for configuration, _ in found])
+    for (configuration, prediction), model in zip(found, modelled, strict=True):
+        if prediction.mfu <= _BEYOND * model.mfu:
+            continue  # the records take a second to read
         beyond = _beyond(prediction.mfu, problem, configuration, plain)
         if beyond is None:
             continue

@@ -645,8 +645,9 @@ def _of_launcher(
             lever = _lever(problem, answer, change, plan)
             saved, best = lever.saves, None if proved else change
             yield lever
-    if best is None and not saved and not far:
-        best = next(iter(of_stack.values()), None)
+    preferred = next(iter(of_stack.values()), None)
+    if not saved and preferred not in far:
+        best = preferred
     if best is not None:
         plans, _ = _proved(problem, best, profile, answer, searches)
         yield from (_lever(problem, answer, best, plan) for plan in plans[:1])
@@ -663,13 +664,18 @@ def _worth_a_search(changes: Sequence[Change], profile: Profile) -> list[Change]
     known = list[tuple[float, bool, Change]]()
     for one in (one for one in changes if _has_stages(one.problem)):
         look()
-        groups = [[each.problem for each in some] for some in _groups_of(one, profile)]
-        own = profile_of_variant(one.problem, profile)
-        floor = min(least_pass_gpu_s(some[0], own, some[1:], wide=False) for some in groups)
+        groups = _groups_of(one, profile)
+        floor = min(_least_pass_gpu_s(some) for some in groups)
         few = estimated_outer(one.problem) * sum(map(len, groups)) <= _FEW_STAGED
         known.append((floor or inf, few, one))
     known.sort(key=lambda one: one[0])
     return [one for at, (floor, few, one) in enumerate(known) if few or (at == 0 and floor < inf)]
+
+
+def _least_pass_gpu_s(variants: Sequence[Variant]) -> float:
+    first, *others = variants
+    problems = [one.problem for one in others]
+    return least_pass_gpu_s(first.problem, first.profile, problems, wide=False)
 
 
 def _reduced_in(problem: Problem) -> str:

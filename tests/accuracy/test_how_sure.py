@@ -31,12 +31,12 @@ def catalog() -> tuple[Run, ...]:
 
 @pytest.fixture(scope="module")
 def runs(catalog: tuple[Run, ...]) -> list[Run]:
-    """Four runs of each cluster at most, eight in ``make fuzz``: every cluster has one vote."""
+    """Four runs of each cluster at most, sixteen in ``make fuzz``: every cluster has one vote."""
     of_cluster: dict[str, list[Run]] = defaultdict(list)
     for run in catalog:
         if run.shape is not None and run.measured.step_time_s:
             of_cluster[run.cluster].append(run)
-    return [run for mine in of_cluster.values() for run in evenly(mine, 8 if WHOLE else 4)]
+    return [run for mine in of_cluster.values() for run in evenly(mine, 16 if WHOLE else 4)]
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from tests.processes.servers import HANGS_S, serving
 from tests.reliability.figures import measured
 from tests.served.job_records import TINY_PROBLEM
 
-REQUESTS = 16  # jobs behind one failed switch; two of a tenant are re-planned at a time
+REQUESTS = 48  # jobs behind one failed switch
 CHANGE = {"lost_nodes": 1, "steps_done": 1000, "steps_total": 5000, "saved_step": 900}
 QUESTION = {
     **TINY_PROBLEM,

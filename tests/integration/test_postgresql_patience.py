@@ -38,7 +38,7 @@ def test_f06_a_job_is_taken_from_a_worker_that_froze_inside_a_transaction(
     claimed(engine)
     let_lease_run_out(database)
     add_job(database)
-    soon = database.url.update_query_dict({"options": "-c idle_in_transaction_session_timeout=500"})
+    soon = database.url.update_query_dict({"options": "-c idle_in_transaction_session_timeout=2000"})
     url = soon.render_as_string(hide_password=False)
     command = [sys.executable, "-m", "tests.processes.dying_writer", url, INSIDE, "SIGSTOP"]
     with subprocess.Popen(command, env=environment({}), stderr=subprocess.PIPE, text=True) as frozen:

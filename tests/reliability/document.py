@@ -219,7 +219,7 @@ FAULTS = (
         ),
     ),
     Fault(
-        happens="16 jobs are re-planned at once, as after one failed switch",
+        happens="48 jobs are re-planned at once, as after one failed switch",
         promise="the whole answer, or 503 with Retry-After, and the API stays ready and below 300 MiB",
         tests=(FLOODS + "test_f26_a_flood_of_replans_is_answered_or_refused_and_the_api_stays_ready",),
     ),

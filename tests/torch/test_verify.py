@@ -85,7 +85,7 @@ def test_megatron_lm_builds_every_stage_with_the_states_and_flops_that_were_pric
     assert "peak_bytes" not in figures(found, 7)  # built like rank 4, which was traced
 
 
-@pytest.mark.parametrize("modules", ["layernorm", "layernorm+mlp"])
+@pytest.mark.parametrize("modules", ["mlp", "layernorm+mlp"])
 def test_modules_that_selective_recomputation_replays_are_counted_again(modules: str) -> None:
     """Each is replayed without Transformer Engine, whose state ``CheckpointWithoutOutput`` asks for."""
     make(MEGATRON_LM)

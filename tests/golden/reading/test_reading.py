@@ -2,7 +2,7 @@
 
 A line holds the reviewed export that the arguments were put into, the arguments, and either the sentences
 that refuse the file or the values in which its run differs from the export's. ``drawing.py`` drew them.
-Every second line is read every day, all of them by ``make fuzz``.
+Every fourth line is read every day, all of them by ``make fuzz``.
 """
 
 from __future__ import annotations

@@ -62,6 +62,7 @@ def test_every_address_that_changes_something_demands_its_scope(
     client: TestClient, database: Database
 ) -> None:
     less = {scope: token_of(database, "ours", scope) for scope in {*map(lesser, SCOPE.values())} if scope}
+    assert {*less} == {"read", "submit"}
     for (method, path), scope in SCOPE.items():
         if (token := less.get(lesser(scope) or "")) is not None:
             answer = called(client, method, with_ids(path, {}), token)
