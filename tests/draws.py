@@ -17,6 +17,9 @@ def draws(of_every_day: int, *, of_more: int = 0) -> int:
     return of_every_day if TIMES == 1 else max(of_every_day, of_more) * TIMES
 
 
-def some_of(every: Sequence[T], *, each: int) -> Sequence[T]:
-    """Return every ``each``-th row; all rows in ``make fuzz``, and when golden files are rewritten."""
-    return every if WHOLE else every[::each]
+def some_of(every: Sequence[T], *, each: int, first: int = 0) -> Sequence[T]:
+    """Return every ``each``-th row from the ``first`` one on (modulo ``each``).
+
+    All rows in ``make fuzz``, and when golden files are rewritten.
+    """
+    return every if WHOLE else every[first % each :: each]

@@ -12,9 +12,8 @@ a value that cannot be evaluated is refused with its line, or is harmless.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import islice
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -182,10 +181,9 @@ def once(every: Iterable[T], key: Callable[[T], object]) -> Iterator[T]:
         seen.add(key(one))
 
 
-def half(every: Iterable[T], value: str) -> Iterator[T]:
-    """Yield those that have the value every day; all of them where more is drawn."""
-    first = (PLACEHOLDER, UNKNOWN).index(value)
-    return islice(every, first, None, 2) if TIMES == 1 else iter(every)
+def half(every: Iterable[T], value: str) -> Sequence[T]:
+    """Return those that have the value in ``make test``; all of them in ``make fuzz``."""
+    return some_of([*every], each=2, first=(PLACEHOLDER, UNKNOWN).index(value))
 
 
 def kind_of(value: object) -> object:
@@ -296,8 +294,8 @@ def test_a_value_that_a_script_writes_into_a_document_is_refused_with_its_line_o
     require_refused_or_harmless(launcher, in_documents(launcher, UNKNOWN), read_written, NAMED)
 
 
-def in_documents(launcher: str, value: str) -> Iterator[tuple[str, int, Mapping[str, str]]]:
-    """Yield a name, its line and the files with another value, for each name of the documents once."""
+def in_documents(launcher: str, value: str) -> Sequence[tuple[str, int, Mapping[str, str]]]:
+    """Return a name, its line and the files with another value, for each name of the documents once."""
     main = READ[launcher][0]
     tries = (
         (found, line, usual | {main: text})
@@ -436,8 +434,8 @@ def test_a_value_that_a_script_writes_into_a_stored_file_is_refused_with_its_lin
     assert wrong == []
 
 
-def with_values(program: str, value: str) -> Iterator[tuple[Mapping[str, object], Source, str, int, str]]:
-    """Yield an entry, its file, a name, its line and the text with another value, for each name once."""
+def with_values(program: str, value: str) -> Sequence[tuple[Mapping[str, object], Source, str, int, str]]:
+    """Return an entry, its file, a name, its line and the text with another value, for each name once."""
     every = (
         (entry, source, *found)
         for entry, source in stored(program)

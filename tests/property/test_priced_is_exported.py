@@ -33,7 +33,7 @@ from meshwright.profiles.profile import framework_of
 from meshwright.profiles.switches import Setting, switches
 from meshwright.solver.problem import Problem
 from meshwright.solver.space.launcher_rules import problem_faults
-from tests.draws import TIMES, draws, some_of
+from tests.draws import draws, some_of
 from tests.launchers.cases import CASES as MEGATRON
 from tests.launchers.plans import (
     CASES,
@@ -51,8 +51,6 @@ Option = str | float | bool
 # Kernels that a launcher calls by one name: the file says no more, and the first of them is read. The
 # efficient one is torch's own choice under sdpa. Liger's switch sets its norms and activations, too.
 ONE_NAME = {"flash1", "triton", "flex", "torch", "megatron-fused", "efficient", "liger"}
-
-EVERY = 5 if TIMES == 1 else 1  # every fifth switch of a launcher, starting at another one for each
 
 
 def targets(launcher: str) -> list[Target]:
@@ -115,8 +113,7 @@ def outcome(found: Target, plain: list[float], launcher: str, name: str, value: 
 
 @pytest.mark.parametrize("launcher", launcher_names())
 def test_every_switch_that_is_priced_is_written_or_said_to_be_unwritten(launcher: str) -> None:
-    first = launcher_names().index(launcher) % EVERY
-    left = [*values(launcher)][first::EVERY]
+    left = [*some_of([*values(launcher)], each=5, first=launcher_names().index(launcher))]
     wrong, seen = dict[tuple[str, Option], str](), set[str]()
     for found in targets(launcher):  # of later ones only what changes no earlier one's price
         plain = priced(found.problem, found)

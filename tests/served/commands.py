@@ -172,7 +172,7 @@ def without_reasons() -> Iterator[None]:
     nothing = Why(waterfall_s={}, losses=(), limits=())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("meshwright.solver.planner.plan.with_reasons", lambda _, __, plans, ___: tuple(plans))
-        patch.setattr("meshwright.solver.planner.launchers.levers_of", lambda *_, **__: ())
+        without_levers(patch)
         patch.setattr("meshwright.solver.planner.launchers.reference_of", lambda *_: None)
         patch.setattr(
             "meshwright.service.library.reasons_of", lambda _, __, configs, ___: [nothing] * len(configs)
@@ -204,6 +204,11 @@ def known_answer(
     return _ANSWER(problem, profile, known=known)
 
 
+def without_levers(patch: pytest.MonkeyPatch) -> None:
+    """Search no changes that would train faster: they take longer than the plans of a small question."""
+    patch.setattr("meshwright.solver.planner.launchers.levers_of", lambda *_, **__: ())
+
+
 def answer_once(patch: pytest.MonkeyPatch) -> None:
     """Let commands and workers answer the same question once, and search no levers."""
     for asker in (
@@ -213,7 +218,7 @@ def answer_once(patch: pytest.MonkeyPatch) -> None:
         "workers.fleet",
     ):
         patch.setattr(f"meshwright.{asker}.ask", known_answer)
-    patch.setattr("meshwright.solver.planner.launchers.levers_of", lambda *_, **__: ())
+    without_levers(patch)
 
 
 def _named(value: object) -> str:

@@ -17,6 +17,7 @@ from meshwright.workers.checkpoint import checkpoint_of, known_in, passed_on, re
 from meshwright.workers.outcome import outcome_of, outcome_without_answer
 from meshwright.workers.search import StoredSearch
 from tests.builders import a_plan, an_answer
+from tests.served.commands import without_levers
 from tests.served.job_records import TINY_PROBLEM
 
 
@@ -154,7 +155,7 @@ def test_a_resumed_search_gives_the_answer_of_one_that_was_left_alone(
     # a first plan is sought for half a second: of CPU time here, so that a busy machine changes nothing
     monkeypatch.setattr("meshwright.solver.clock.time", SimpleNamespace(monotonic=time.process_time))
     # what would train faster is sought after the plans, and not part of what is passed on
-    monkeypatch.setattr("meshwright.solver.planner.launchers.levers_of", lambda *_, **__: ())
+    without_levers(monkeypatch)
     problem: Problem = parse_problem(asked)
     search = StoredSearch(database)
     whole = search(problem, on_progress=lambda _: None, should_stop=never)
