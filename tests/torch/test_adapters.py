@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import gc
 import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
@@ -295,8 +296,10 @@ def traced_peak(model: torch.nn.Module, recompute: str, micro_batches: int) -> i
     """Return the most bytes that a replica's third step holds at a time, run as accelerate runs it.
 
     The second step builds its buckets anew. Gloo sends nothing, for one rank has nothing to send: where a
-    thread of its own is the last to release a tensor, the profiler does not see that memory freed.
+    thread of its own is the last to release a tensor, the profiler does not see that memory freed. An
+    earlier replica, kept by its own ``forward``, goes first: else its memory is taken from this one's.
     """
+    gc.collect()
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     if recompute == "full":
         model.gradient_checkpointing_enable({"use_reentrant": False})
