@@ -119,7 +119,8 @@ def levers_of(
         profile: its costs.
         answer: its plans.
         watch: its time; what is not tried before it ends is left out.
-        looks: the work of all searches of changes. Of one that does not end within it counts what is near.
+        looks: the work of all searches of changes, and as much again of other launchers. Of a search that does
+            not end within it counts what is near.
     """
     if not has_levers(problem, answer):
         return ()
@@ -145,7 +146,7 @@ def levers_of(
             found += [_lever(own, answer, change, best) for best in plans[:1]]
         found += _alone(own, profile, answer, seconds=looks / LOOKS_PER_S)
         found += _lighter(own, profile, answer, searches)
-        found += _of_launcher(own, profile, answer, searches)
+        found += _of_launcher(own, profile, answer, WorkWatch(looks=looks))
         find = partial(_proved, own, profile=profile, answer=answer, searches=searches)
         found += _neighbours(own, profile, answer, find)
         found += _relaid(own, answer, recipes, find)
