@@ -119,8 +119,8 @@ def levers_of(
         profile: its costs.
         answer: its plans.
         watch: its time; what is not tried before it ends is left out.
-        looks: the work of all searches of changes, and as much again of other launchers. Of a search that does
-            not end within it counts what is near.
+        looks: the work of all searches of changes, and as much again of other launchers. Where it ends a
+            search, what is near counts.
     """
     if not has_levers(problem, answer):
         return ()
