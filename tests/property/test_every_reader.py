@@ -1,9 +1,9 @@
 """Two properties of readers, over every value of the reviewed exports and of each stored file of others.
 
 Of several exports of a launcher or stored files of a program, a word is tried in the first that holds it,
-a number in the first that states its argument. Half of these changes are tried every day, and half of the
-arguments of scripts. Half of the names of documents have a placeholder, the others a value that a script
-writes; ``MESHWRIGHT_TEST_DRAWS=2`` tries all.
+a number in the first that states its argument. ``make test`` tries half of these changes, and half of the
+arguments of scripts. In documents it gives every second name a variable to fill in (``${VALUE}``), and the
+others the output of a command (``$(date +%s)``). ``make fuzz`` tries all.
 
 A changed value changes the answer, is refused, is named in a note, or is harmless by the launcher's table;
 a value that cannot be evaluated is refused with its line, or is harmless.
