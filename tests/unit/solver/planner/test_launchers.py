@@ -11,9 +11,9 @@ from meshwright.launchers.registry import export
 from meshwright.profiles.profile import default_profile
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Answer
-from meshwright.solver.planner import launchers
 from meshwright.solver.planner.launchers import ask_and_compare
 from meshwright.solver.problem import Problem
+from tests.served.commands import without_levers
 
 
 def asked(gpus: list[tuple[str, int]], launcher: str | None = None, **workload: object) -> Problem:
@@ -40,7 +40,7 @@ def test_on_unlike_nodes_the_launcher_is_one_that_places_stages(monkeypatch: pyt
     problem = asked(MIXED)
     assert problem.launcher == "flagscale"
     with monkeypatch.context() as patch:
-        patch.setattr(launchers, "levers_of", lambda *_, **__: ())
+        without_levers(patch)
         said = answered(problem).notes["launcher"]
     assert said == "flagscale, for different node types: it places stages on them"
     answer = answered(asked(MIXED, "megatron-lm"))
