@@ -56,8 +56,8 @@ from meshwright.solver.answer import (
     settled_problem,
 )
 from meshwright.solver.calibration.calibrate import calibrate as calibrate_on
-from meshwright.solver.calibration.calibrate import require_credible
 from meshwright.solver.calibration.choose import Choice
+from meshwright.solver.calibration.credible import require_credible
 from meshwright.solver.calibration.observations import Observation
 from meshwright.solver.configuration import Configuration, plan_id_of
 from meshwright.solver.cost.objective import UNITS, natural_objective
