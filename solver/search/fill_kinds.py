@@ -33,6 +33,7 @@ from meshwright.solver.search.rows import RankCosts, Rows, at, furthest, share_o
 from meshwright.solver.search.splits import even_chunks
 
 Values = TypeVar("Values", FloatArray, IntArray, BoolArray)
+_ROUNDING, _NO_TURN = 1e-9, 1e-200
 _SHARES = (0.0, 0.5, 0.7, 0.85, 0.95, 1.05, 1.2, 1.5)  # of an even share: where pieces begin
 
 
@@ -70,6 +71,8 @@ class _Stage:
 
     rank: int
     used: IntArray  # layers before it
+    early: FloatArray  # w - 1
+    turns: FloatArray  # m - w - 1
     free_bytes: FloatArray  # what its memory leaves for its layers
     chain_s: FloatArray  # what (A) leaves for a micro-batch of them
     back_s: FloatArray  # what (B) leaves for (m - 1) T - (w - 1) F
@@ -86,14 +89,17 @@ class _Filling:
     forward_s: FloatArray
     states_bytes: FloatArray
     kept_bytes: FloatArray  # of one micro-batch in flight
-    held: FloatArray  # (n, p)
-    room_bytes: FloatArray  # (n, p)
+    held: FloatArray  # (p, n)
+    room_bytes: FloatArray  # (p, n)
+    rank_time_s: FloatArray  # of a micro-batch, apart from layers, (p, n)
+    rank_forward_s: FloatArray
+    in_turn: BoolArray  # (n,)
     first: FirstLayers
     replays: Replays
 
     @classmethod
     def of(cls, rows: Rows, p: int) -> _Filling:
-        prices, held = rows.prices, rows.held[:, :p].astype(np.float64)
+        prices, held, ranks = rows.prices, rows.held[:, :p].astype(np.float64), RankCosts.of(rows)
         return cls(
             rows=rows,
             p=p,
@@ -101,8 +107,11 @@ class _Filling:
             forward_s=sums_of(rows, prices.forward_s[:, :-2]),
             states_bytes=sums_of(rows, prices.state_bytes[:, :-2]),
             kept_bytes=sums_of(rows, rows.least_kept_bytes[:, :-2]),
-            held=held,
-            room_bytes=room_bytes(rows, held[:, None, :]),
+            held=np.ascontiguousarray(held.T),
+            room_bytes=np.ascontiguousarray(room_bytes(rows, held[:, None, :]).T),
+            rank_time_s=np.ascontiguousarray(ranks.time_s.T),
+            rank_forward_s=np.ascontiguousarray(ranks.forward_s.T),
+            in_turn=in_turn(rows),
             first=FirstLayers.of(rows),
             replays=Replays.of(rows),
         )
@@ -115,11 +124,10 @@ class _Filling:
         used = np.zeros(len(rows), dtype=np.int64)
         alive = np.ones(len(rows), dtype=np.bool_)
         for rank in range(self.p):
-            end = self._end(self._stage(rank, used, limit))
-            end = np.minimum(end, num_layers - (self.p - 1 - rank) * rows.smallest_chunk)
-            least = rows.smallest_chunk if rank else np.maximum(low, rows.smallest_chunk)
-            end = end if rank else np.minimum(end, high)
-            alive &= end - used >= least
+            most = num_layers - (self.p - 1 - rank) * rows.smallest_chunk
+            most = most if rank else np.minimum(most, high)
+            end = np.minimum(self._end(self._stage(rank, used, limit), int(most.max())), most)
+            alive &= end - used >= (rows.smallest_chunk if rank else np.maximum(low, rows.smallest_chunk))
             if not alive.any():
                 break
             used = np.maximum(end, used)
@@ -127,44 +135,46 @@ class _Filling:
 
     def _stage(self, rank: int, used: IntArray, limit: FloatArray) -> _Stage:
         """Return a rank's limits behind ``used`` layers; ``limit`` is without rank 0's tail."""
-        rows, prices = self.rows, self.rows.prices
-        own, forward = rows.chunk_s, prices.every_forward_s
+        rows, forward = self.rows, self.rank_forward_s[rank]
+        missing_bytes, longer_s = self.first.beyond_least(used)
+        own = self.rank_time_s[rank] + longer_s
         before = np.zeros(len(rows))
-        if rank == 0:
-            own, forward = own + rows.embedding_s, forward + prices.forward_s[:, -2]
-        else:
+        if rank:
             before = at(self.time_s, used) + rows.embedding_s + rank * rows.chunk_s
-        if rank == self.p - 1:
-            own, forward = own + rows.head_s, forward + prices.forward_s[:, -1]
-        longer = self.first.longer_s(used)
-        own, early = own + longer, np.minimum(rows.m, self.p - rank)
-        turns = rows.m - early - 1.0
+        early = np.minimum(rows.m, self.p - rank) - 1.0
+        turns = rows.m - early - 2.0
         least = rows.total_s - rows.longer_replay_s  # as ``before``: with the shortest replay of each stage
         steady = limit - rows.total_s - (least - before) - turns * own
-        turns_back = limit - (rows.m - 1.0) * own + (early - 1.0) * forward
+        turns_back = limit - (rows.m - 1.0) * own + early * forward
         return _Stage(
             rank=rank,
             used=used,
-            free_bytes=self.room_bytes[:, rank] - self.held[:, rank] * self.first.missing_bytes(used),
+            early=early,
+            turns=np.maximum(turns, 0.0),
+            free_bytes=self.room_bytes[rank] - self.held[rank] * missing_bytes,
             chain_s=(limit - before) / rows.m - own,
-            back_s=turns_back - np.maximum(rows.total_s, least + longer),
-            steady_s=np.where(in_turn(rows) & (turns >= 0.0), steady, np.inf),
+            back_s=turns_back - np.maximum(rows.total_s, least + longer_s),
+            steady_s=np.where(self.in_turn & (turns >= 0.0), steady, np.inf),
         )
 
-    def _end(self, stage: _Stage) -> IntArray:
-        """Return the last layer that a rank may hold, (n,)."""
-        rows, used, held = self.rows, stage.used, self.held[:, stage.rank]
-        early = np.minimum(rows.m, self.p - stage.rank)
-        turns = np.maximum(rows.m - early - 1.0, 0.0)
-        weighs = self.states_bytes + held * self.kept_bytes
-        late = (rows.m - 1.0) * self.time_s - (early - 1.0) * self.forward_s
-        ends = (
-            furthest(weighs, used, stage.free_bytes),
-            furthest(self.time_s, used, stage.chain_s),
-            furthest(late, used, stage.back_s),
-            furthest(turns * self.time_s, used, stage.steady_s),
-        )
-        end = np.minimum.reduce(ends)
+    def _end(self, stage: _Stage, most: int) -> IntArray:
+        """Return the last layer, of the first ``most``, that a rank may hold, (n,)."""
+        rows, used, held = self.rows, stage.used, self.held[stage.rank]
+        least = int(used.min())
+        begin, some = used * len(rows) + np.arange(len(rows)), slice(least, most + 1)
+        time, forward = self.time_s[some], self.forward_s[some]
+        time_then = self.time_s.take(begin)
+        steady_s = stage.steady_s / np.maximum(stage.turns, _NO_TURN)
+        fits = time <= _ample(time_then + np.minimum(stage.chain_s, steady_s))
+        late = (rows.m - 1.0) * time
+        late -= stage.early * forward
+        late_then = (rows.m - 1.0) * time_then - stage.early * self.forward_s.take(begin)
+        fits &= late <= _ample(late_then + stage.back_s)
+        weight = held * self.kept_bytes[some]
+        weight += self.states_bytes[some]
+        weight_then = held * self.kept_bytes.take(begin) + self.states_bytes.take(begin)
+        fits &= weight <= _ample(weight_then + stage.free_bytes)
+        end = least - 1 + np.add.reduce(fits.view(np.uint8), axis=0, dtype=np.int64)
         return self._replayed_end(stage, end) if len(self.replays.own) else end
 
     def _replayed_end(self, stage: _Stage, end: IntArray) -> IntArray:
@@ -182,22 +192,19 @@ class _Filling:
     def _within(self, stage: _Stage, end: IntArray) -> BoolArray:
         """Return whether rows with own counts keep (A), (B) and (H) with layers up to ``end``, (k,)."""
         own = self.replays.own
-        m, used = self.rows.m[own], stage.used[own]
-        early = np.minimum(m, self.p - stage.rank)
-        held = self.held[own, stage.rank]
+        m, used, held = self.rows.m[own], stage.used[own], self.held[stage.rank, own]
         again = self.replays.least_s(used, end, stage.free_bytes[own], held)
         width = self.time_s.shape[1]
         time = self.time_s.take(end * width + own) - self.time_s.take(used * width + own)
         forward = self.forward_s.take(end * width + own) - self.forward_s.take(used * width + own)
         able = time + again <= _ample(stage.chain_s[own])
-        late = (m - 1.0) * time - (early - 1.0) * forward + m * again
-        turns = np.maximum(m - early - 1.0, 0.0)
+        late = (m - 1.0) * time - stage.early[own] * forward + m * again
         able &= late <= _ample(stage.back_s[own])
-        return np.asarray(able & (turns * (time + again) <= _ample(stage.steady_s[own])))
+        return np.asarray(able & (stage.turns[own] * (time + again) <= _ample(stage.steady_s[own])))
 
 
 def _ample(room: FloatArray) -> FloatArray:
-    return np.asarray(room + 1e-9 * np.abs(room))
+    return np.asarray(room + _ROUNDING * np.abs(room))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -215,7 +222,6 @@ def _ample(room: FloatArray) -> FloatArray:
 # alone; the answer is weaker than the exact one, and valid.
 
 
-_ROUNDING = 1e-9
 _BISECTIONS = 40
 
 
@@ -355,7 +361,7 @@ class Needs:
     def fit_in(self, room: FloatArray) -> BoolArray:
         """Return whether all layers may fit if a rank's may cost so much (p, n); shape (n,)."""
         pipelines = self.pipelines
-        ample = room + _ROUNDING * np.abs(room)
+        ample = _ample(room)
         left = ample - self.aside
         able = (left >= 0.0).all(axis=0)
         left = np.maximum(left, 0.0)
