@@ -33,7 +33,7 @@ from meshwright.solver.clock import LOOKS_PER_S, Watch, WorkWatch, look
 from meshwright.solver.configuration import HIERARCHICAL, Columns, Configuration
 from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.objective import counts_busy, is_plain
-from meshwright.solver.explain.alternatives import RuleJudge, moves_of, settle
+from meshwright.solver.explain.alternatives import moves_of, settle
 from meshwright.solver.explain.reference import switches_of, usual_meshes
 from meshwright.solver.explain.remedies import groups_alone
 from meshwright.solver.planner.recipes import (
@@ -80,6 +80,7 @@ from meshwright.solver.space.launcher_rules import (
     workload_faults,
 )
 from meshwright.solver.space.request_rules import limited_by
+from meshwright.solver.space.rule import Rule
 from meshwright.solver.space.rules import rules_of, violation_masks
 
 _GRADIENTS = "gradient_dtype"  # the switch that is a change of the states
@@ -719,9 +720,10 @@ def _nearby(
 ) -> list[_Best]:
     """Return plans near to the first one, the best first; ``saved`` as in ``_proved``."""
     descents, most_s = list[_Descent](), _worth_s(problem, change, answer, saved)
-    for way in (way for one in (change.problem, *change.also) for way in _ways(one, answer)):
-        starts = _starts(problem, way, answer)
-        descents.append(_Descent.begun(way, profile_of_variant(way, profile), starts))
+    for changed in (change.problem, *change.also):
+        ways = _ways(changed, answer)
+        starts = _starts(problem, changed, answer) if ways else []
+        descents += [_Descent.begun(way, profile_of_variant(way, profile), starts) for way in ways]
     return sorted(
         (plan for descent in _leading(descents) for plan in descent.plans(most_s)),
         key=lambda one: _time_per_token(change.problem, one.config, one.prediction),
@@ -762,20 +764,20 @@ def _ways(problem: Problem, answer: Answer) -> list[Problem]:
     return found
 
 
-def _starts(problem: Problem, way: Problem, answer: Answer) -> list[Configuration]:
+def _starts(problem: Problem, changed: Problem, answer: Answer) -> list[Configuration]:
     """Return configurations to begin with: the first plan, its other chunks, and what a person would try.
 
     Not the other plans, for levers do not depend on how many are asked for.
     """
-    able, first = launcher_capabilities(way.launcher), answer.ranking[0].config
+    able, first = launcher_capabilities(changed.launcher), answer.ranking[0].config
     if first.zero_stage not in able.zero_stages:
         first = replace(first, zero_stage=max(able.zero_stages))
-    numbers = dict.fromkeys((first.num_gpus, usable_gpus(way)))  # a change may need those that are idle
+    numbers = dict.fromkeys((first.num_gpus, usable_gpus(changed)))  # a change may need those that are idle
     replicated = [_with_replicas(first, num_gpus) for num_gpus in numbers]
-    own = [settle(way, one) for one in (*replicated, *_chunked(first, way.model.num_layers))]
+    own = [settle(changed, one) for one in (*replicated, *_chunked(first, changed.model.num_layers))]
     configs = [one for one in own if one is not None]
-    configs += [one for num_gpus in numbers for one in usual_meshes(way, num_gpus)]
-    opened = {*way.options.allow}.difference(problem.options.allow)
+    configs += [one for num_gpus in numbers for one in usual_meshes(changed, num_gpus)]
+    opened = {*changed.options.allow}.difference(problem.options.allow)
     if "offload" in opened:
         configs = [replace(one, offload=place) for place in able.offload for one in configs]
     if CONTEXT_MODE in opened:
@@ -812,6 +814,9 @@ class _Seen:
     fits: bool
 
 
+_ILLEGAL = _Seen(inf, fits=False)
+
+
 @dataclass(slots=True, kw_only=True)
 class _Descent:
     """A descent by single moves under one way of the switches, and what it has seen.
@@ -822,14 +827,14 @@ class _Descent:
 
     way: Problem
     profile: Profile
-    judge: RuleJudge
+    rules: tuple[Rule, ...]
     known: dict[Configuration, _Seen] = field(default_factory=dict)
     opened: set[Configuration] = field(default_factory=set)
 
     @classmethod
     def begun(cls, way: Problem, profile: Profile, starts: Sequence[Configuration]) -> _Descent:
         """Return a descent after its first round, from the first of some configurations."""
-        found = cls(way=way, profile=profile, judge=RuleJudge(way))
+        found = cls(way=way, profile=profile, rules=rules_of(way))
         found._move_on(starts[:1], starts)
         return found
 
@@ -838,9 +843,10 @@ class _Descent:
         self.opened.update(beam)
         moved = (each for one in beam for each in moves_of(self.way, one))
         new = [one for one in dict.fromkeys((*fresh, *moved)) if one not in self.known]
-        for one in evaluate(self.way, self.profile, new):
-            legal = not self.judge.broken(one)
-            self.known[one.config] = _Seen(one.objective_s if legal else inf, max(one.short_bytes()) <= 0.0)
+        self.known |= dict.fromkeys(new, _ILLEGAL)
+        legal = violation_masks(self.rules, Columns.of(new)) == 0 if new else ()
+        for one in evaluate(self.way, self.profile, [new[at] for at in np.flatnonzero(legal)]):
+            self.known[one.config] = _Seen(one.objective_s, max(one.short_bytes()) <= 0.0)
 
     def fastest(self, *, fits: bool, most: int) -> list[Configuration]:
         """Return legal configurations, the fastest first."""
