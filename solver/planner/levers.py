@@ -141,7 +141,7 @@ def levers_of(
             elif _is_searched(change):
                 plans = _far(own, change, profile, answer, searches)
             elif change.kind == STANDALONE_STAGES:
-                plans = _with_ends_alone(change.problem, profile, answer)
+                plans = _with_ends_alone(own, change, profile, answer)
             else:
                 plans = _nearby(own, change, profile, answer)
             found += [_lever(own, answer, change, best) for best in plans[:1]]
@@ -730,22 +730,26 @@ def _nearby(
     )
 
 
-def _with_ends_alone(problem: Problem, profile: Profile, answer: Answer) -> list[_Best]:
+def _with_ends_alone(problem: Problem, change: Change, profile: Profile, answer: Answer) -> list[_Best]:
     """Return the fastest plan on the meshes of all plans, with any number of chunks and any split.
 
-    An end of the model alone favours other numbers of chunks, and only the best split shows it.
+    An end of the model alone favours other numbers of chunks, and only the best split shows it. A plan that
+    does not save enough is not sought.
     """
-    alone = sum(launcher_capabilities(problem.launcher).alone(problem.model))
-    layers, found = problem.model.num_layers, list[_Best]()
+    changed, within_s = change.problem, _worth_s(problem, change, answer)
+    alone = sum(launcher_capabilities(changed.launcher).alone(changed.model))
+    layers, found = changed.model.num_layers, list[_Best]()
     configs = [one.config for one in answer.ranking]
     # a whole layer that is replayed may be the embedding, which nothing replays
     staged = [one for one in configs if one.pipeline_parallel_size > 1 and not one.recompute_layers]
-    for way in _ways(problem, answer)[:1]:
+    for way in _ways(changed, answer)[:1]:
         chunked = [settle(way, one) for mesh in staged for one in _chunked(mesh, layers, alone)]
         columns = Columns.of([one for one in chunked if one is not None])
         legal = np.flatnonzero(violation_masks(rules_of(way), columns) == 0)
         own = profile_of_variant(way, profile)
-        if len(legal) and (plan := fastest_of(way, own, priced_space(way, own, columns.take(legal)))):
+        rows = priced_space(way, own, columns.take(legal))
+        plan = fastest_of(way, own, rows, within_s=within_s) if len(legal) else None
+        if plan is not None:
             found.append(_Best(plan.config, plan.prediction, way))
     return found
 
