@@ -212,7 +212,7 @@ def _of_titan(problem: Problem, profile: Profile, gpus: int) -> Found | None:
         if raw.recompute_granularity not in launcher_capabilities("torchtitan").recompute:
             continue
         configs = _largest_first(problem, raw, gpus, most=one["training.local_batch_size"])
-        config = _first_able(problem, profile, configs)
+        (config,) = _first_able(problem, profile, [configs])
         if config is not None:
             return "torchtitan's recipe", f"{name} ({source})", config
     return None
@@ -249,11 +249,7 @@ def _rule_of_thumb(problem: Problem, profile: Profile, gpus: int) -> Found | Non
     for batch in dict.fromkeys((work.global_batch_size, -(-work.global_batch_size // gpus) * gpus)):
         own = replace(problem, workload=replace(work, global_batch_size=batch))
         look()
-        found = [
-            config
-            for configs in ways(own, able, gpus)
-            if (config := _first_able(own, profile, configs)) is not None
-        ]
+        found = [one for one in _first_able(own, profile, [*ways(own, able, gpus)]) if one is not None]
         if found:
             seen = predict_all(own, profile, found)
             fastest = min(range(len(found)), key=lambda at: seen[at].step_time_s)
@@ -262,18 +258,22 @@ def _rule_of_thumb(problem: Problem, profile: Profile, gpus: int) -> Found | Non
 
 
 def _first_able(
-    problem: Problem, profile: Profile, configs: Sequence[Configuration]
-) -> Configuration | None:
-    """Return the first configuration that can run; None: none can."""
-    for start in range(0, len(configs), _AT_ONCE):
-        some = configs[start : start + _AT_ONCE]
-        for config, faults in zip(some, violations_of_all(problem, profile, some), strict=True):
-            if not faults:
-                return config
-    return None
+    problem: Problem, profile: Profile, lists: Sequence[Sequence[Configuration]]
+) -> list[Configuration | None]:
+    """Return the first configuration of each list that can run; None: none can."""
+    found: list[Configuration | None] = [None] * len(lists)
+    for start in range(0, max(map(len, lists), default=0), _AT_ONCE):
+        left = [at for at, one in enumerate(found) if one is None]
+        if not (tried := [(at, one) for at in left for one in lists[at][start : start + _AT_ONCE]]):
+            break
+        faults = violations_of_all(problem, profile, [one for _, one in tried])
+        for (at, config), broken in zip(tried, faults, strict=True):
+            if not broken and found[at] is None:
+                found[at] = config
+    return found
 
 
-_AT_ONCE = 8  # configurations that are priced together
+_AT_ONCE = 8  # configurations of a list that are priced together
 
 
 def _megatron(problem: Problem, able: Capabilities, gpus: int) -> Iterator[list[Configuration]]:

@@ -33,7 +33,7 @@ from meshwright.solver.clock import LOOKS_PER_S, Watch, WorkWatch, look
 from meshwright.solver.configuration import HIERARCHICAL, Columns, Configuration
 from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.objective import counts_busy, is_plain
-from meshwright.solver.explain.alternatives import RuleJudge, moves_of, settle
+from meshwright.solver.explain.alternatives import moves_of, settle
 from meshwright.solver.explain.reference import switches_of, usual_meshes
 from meshwright.solver.planner.recipes import (
     STATES,
@@ -79,6 +79,7 @@ from meshwright.solver.space.launcher_rules import (
     workload_faults,
 )
 from meshwright.solver.space.request_rules import limited_by
+from meshwright.solver.space.rule import Rule
 from meshwright.solver.space.rules import rules_of, violation_masks
 
 _GRADIENTS = "gradient_dtype"  # the switch that is a change of the states
@@ -139,7 +140,7 @@ def levers_of(
             elif _is_searched(change):
                 plans = _far(own, change, profile, answer, searches)
             elif change.kind == STANDALONE_STAGES:
-                plans = _with_ends_alone(change.problem, profile, answer)
+                plans = _with_ends_alone(own, change, profile, answer)
             else:
                 plans = _nearby(own, change, profile, answer)
             found += [_lever(own, answer, change, best) for best in plans[:1]]
@@ -722,31 +723,36 @@ def _nearby(
 ) -> list[_Best]:
     """Return plans near to the first one, the best first; ``saved`` as in ``_proved``."""
     descents, most_s = list[_Descent](), _worth_s(problem, change, answer, saved)
-    for way in (way for one in (change.problem, *change.also) for way in _ways(one, answer)):
-        starts = _starts(problem, way, answer)
-        descents.append(_Descent.begun(way, profile_of_variant(way, profile), starts))
+    for changed in (change.problem, *change.also):
+        ways = _ways(changed, answer)
+        starts = _starts(problem, changed, answer) if ways else []
+        descents += [_Descent.begun(way, profile_of_variant(way, profile), starts) for way in ways]
     return sorted(
         (plan for descent in _leading(descents) for plan in descent.plans(most_s)),
         key=lambda one: _time_per_token(change.problem, one.config, one.prediction),
     )
 
 
-def _with_ends_alone(problem: Problem, profile: Profile, answer: Answer) -> list[_Best]:
+def _with_ends_alone(problem: Problem, change: Change, profile: Profile, answer: Answer) -> list[_Best]:
     """Return the fastest plan on the meshes of all plans, with any number of chunks and any split.
 
-    An end of the model alone favours other numbers of chunks, and only the best split shows it.
+    An end of the model alone favours other numbers of chunks, and only the best split shows it. A plan that
+    does not save enough is not sought.
     """
-    alone = sum(launcher_capabilities(problem.launcher).alone(problem.model))
-    layers, found = problem.model.num_layers, list[_Best]()
+    changed, within_s = change.problem, _worth_s(problem, change, answer)
+    alone = sum(launcher_capabilities(changed.launcher).alone(changed.model))
+    layers, found = changed.model.num_layers, list[_Best]()
     configs = [one.config for one in answer.ranking]
     # a whole layer that is replayed may be the embedding, which nothing replays
     staged = [one for one in configs if one.pipeline_parallel_size > 1 and not one.recompute_layers]
-    for way in _ways(problem, answer)[:1]:
+    for way in _ways(changed, answer)[:1]:
         chunked = [settle(way, one) for mesh in staged for one in _chunked(mesh, layers, alone)]
         columns = Columns.of([one for one in chunked if one is not None])
         legal = np.flatnonzero(violation_masks(rules_of(way), columns) == 0)
         own = profile_of_variant(way, profile)
-        if len(legal) and (plan := fastest_of(way, own, priced_space(way, own, columns.take(legal)))):
+        rows = priced_space(way, own, columns.take(legal))
+        plan = fastest_of(way, own, rows, within_s=within_s) if len(legal) else None
+        if plan is not None:
             found.append(_Best(plan.config, plan.prediction, way))
     return found
 
@@ -765,20 +771,20 @@ def _ways(problem: Problem, answer: Answer) -> list[Problem]:
     return found
 
 
-def _starts(problem: Problem, way: Problem, answer: Answer) -> list[Configuration]:
+def _starts(problem: Problem, changed: Problem, answer: Answer) -> list[Configuration]:
     """Return configurations to begin with: the first plan, its other chunks, and what a person would try.
 
     Not the other plans, for levers do not depend on how many are asked for.
     """
-    able, first = launcher_capabilities(way.launcher), answer.ranking[0].config
+    able, first = launcher_capabilities(changed.launcher), answer.ranking[0].config
     if first.zero_stage not in able.zero_stages:
         first = replace(first, zero_stage=max(able.zero_stages))
-    numbers = dict.fromkeys((first.num_gpus, usable_gpus(way)))  # a change may need those that are idle
+    numbers = dict.fromkeys((first.num_gpus, usable_gpus(changed)))  # a change may need those that are idle
     replicated = [_with_replicas(first, num_gpus) for num_gpus in numbers]
-    own = [settle(way, one) for one in (*replicated, *_chunked(first, way.model.num_layers))]
+    own = [settle(changed, one) for one in (*replicated, *_chunked(first, changed.model.num_layers))]
     configs = [one for one in own if one is not None]
-    configs += [one for num_gpus in numbers for one in usual_meshes(way, num_gpus)]
-    opened = {*way.options.allow}.difference(problem.options.allow)
+    configs += [one for num_gpus in numbers for one in usual_meshes(changed, num_gpus)]
+    opened = {*changed.options.allow}.difference(problem.options.allow)
     if "offload" in opened:
         configs = [replace(one, offload=place) for place in able.offload for one in configs]
     if CONTEXT_MODE in opened:
@@ -815,6 +821,9 @@ class _Seen:
     fits: bool
 
 
+_ILLEGAL = _Seen(inf, fits=False)
+
+
 @dataclass(slots=True, kw_only=True)
 class _Descent:
     """A descent by single moves under one way of the switches, and what it has seen.
@@ -825,14 +834,14 @@ class _Descent:
 
     way: Problem
     profile: Profile
-    judge: RuleJudge
+    rules: tuple[Rule, ...]
     known: dict[Configuration, _Seen] = field(default_factory=dict)
     opened: set[Configuration] = field(default_factory=set)
 
     @classmethod
     def begun(cls, way: Problem, profile: Profile, starts: Sequence[Configuration]) -> _Descent:
         """Return a descent after its first round, from the first of some configurations."""
-        found = cls(way=way, profile=profile, judge=RuleJudge(way))
+        found = cls(way=way, profile=profile, rules=rules_of(way))
         found._move_on(starts[:1], starts)
         return found
 
@@ -841,9 +850,10 @@ class _Descent:
         self.opened.update(beam)
         moved = (each for one in beam for each in moves_of(self.way, one))
         new = [one for one in dict.fromkeys((*fresh, *moved)) if one not in self.known]
-        for one in evaluate(self.way, self.profile, new):
-            legal = not self.judge.broken(one)
-            self.known[one.config] = _Seen(one.objective_s if legal else inf, max(one.short_bytes()) <= 0.0)
+        self.known |= dict.fromkeys(new, _ILLEGAL)
+        legal = violation_masks(self.rules, Columns.of(new)) == 0 if new else ()
+        for one in evaluate(self.way, self.profile, [new[at] for at in np.flatnonzero(legal)]):
+            self.known[one.config] = _Seen(one.objective_s, max(one.short_bytes()) <= 0.0)
 
     def fastest(self, *, fits: bool, most: int) -> list[Configuration]:
         """Return legal configurations, the fastest first."""
@@ -890,8 +900,9 @@ def _lighter(problem: Problem, profile: Profile, answer: Answer, searches: WorkW
     """Yield the gradients and Adam states of fewer bits that save enough.
 
     They leave more room and take no longer, so that one search of all of them together refutes each whose
-    rows are legal with all: Megatron-LM keeps Adam's moments in 16 bits under ZeRO stage 1 alone. They are
-    named together where that saves more than the better one alone by ``WORTH``.
+    rows are legal with all: Megatron-LM keeps Adam's moments in 16 bits under ZeRO stage 1 alone. One under
+    which the best plan of all fits and takes as long is not searched. They are named together where that
+    saves more than the better one alone by ``WORTH``.
     """
     changes = list(_of_fewer_bits(problem))
     if not changes:
@@ -906,8 +917,11 @@ def _lighter(problem: Problem, profile: Profile, answer: Answer, searches: WorkW
         look()
         if refuted and same_rows(change.problem) == rows:
             continue
-        near, known = _around(problem, change, profile, answer, searches, plans=plans[:1])
-        for best in (near if known else _nearby(problem, change, profile, answer))[:1]:
+        near = [own for best in plans[:1] if proved and (own := _kept(change, lightest, best, profile))]
+        if not near:
+            near, known = _around(problem, change, profile, answer, searches, plans=plans[:1])
+            near = near if known else _nearby(problem, change, profile, answer)
+        for best in near[:1]:
             lever = _lever(problem, answer, change, best)
             saved = max(saved, lever.saves)
             yield lever
@@ -915,6 +929,22 @@ def _lighter(problem: Problem, profile: Profile, answer: Answer, searches: WorkW
         lever = _lever(problem, answer, lightest, best)
         if lever.saves > saved + WORTH:
             yield lever
+
+
+_ALIKE = 1e-3  # of a step: so near to what no plan is below is the fastest
+
+
+def _kept(change: Change, lighter: Change, best: _Best, profile: Profile) -> _Best | None:
+    """Return the best plan of a lighter change under this one, if it fits and takes as long."""
+    work, more = change.problem.workload, lighter.problem.workload.framework_options
+    own = best.way.workload.framework_options.items()
+    options = {name: value for name, value in own if name in work.framework_options or name not in more}
+    way = replace(best.way, workload=replace(work, framework_options=options))
+    if violations_of_all(way, profile, [best.config])[0]:
+        return None
+    (seen,) = predict_all(way, profile, [best.config])
+    alike = seen.step_time_s <= (1.0 + _ALIKE) * best.prediction.step_time_s
+    return _Best(best.config, seen, way) if alike else None
 
 
 _RECOMPUTED = "recompute_modules"

@@ -112,9 +112,14 @@ def plans_of(
     return tuple(plans)
 
 
-def fastest_of(problem: Problem, profile: Profile, rows: Priced) -> Plan | None:
-    """Return the fastest plan in the rows' budget; None if there is none, or no time to prove it."""
-    frontier = Frontier.of(rows, 1)
+def fastest_of(
+    problem: Problem, profile: Profile, rows: Priced, *, within_s: float = np.inf
+) -> Plan | None:
+    """Return the fastest plan in the rows' budget; None if there is none, or no time to prove it.
+
+    ``within_s``: a plan with a larger score is not sought.
+    """
+    frontier = Frontier.of(rows, 1, within_s)
     frontier.run(lambda _: False)
     if not frontier.finished or not frontier.ranked:
         return None
