@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, wraps
+from operator import attrgetter
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import numpy as np
@@ -33,7 +34,7 @@ class DisputedFactError(Exception):
 
 
 class AgreedFacts(FrameworkFacts):
-    """The facts in which ways agree; another one raises ``DisputedFactError``."""
+    """The facts in which ways agree, compared at their first use; others raise ``DisputedFactError``."""
 
     @classmethod
     def of(cls, facts: Sequence[FrameworkFacts]) -> AgreedFacts:
@@ -43,21 +44,27 @@ class AgreedFacts(FrameworkFacts):
             DisputedFactError: a fact with a default differs.
         """
         agreed = object.__new__(cls)
-        for name in (*_FACTS, *_DERIVED):
-            first, *others = (getattr(one, name) for one in facts)
-            if all(one == first for one in others):
-                agreed.__dict__[name] = first
+        known = vars(agreed)
+        known["_of"] = facts
+        for name, *values in zip(_COMPARED, *map(_compared_of, facts), strict=True):
+            if values.count(values[0]) == len(values):
+                known[name] = values[0]
             elif name in _DEFAULTS:  # the default would be read instead
                 raise DisputedFactError(name)
         return agreed
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - of any fact
-        raise DisputedFactError(name)
+        first, *others = (getattr(one, name) for one in vars(self)["_of"])
+        if any(one != first for one in others):
+            raise DisputedFactError(name)
+        vars(self)[name] = first
+        return first
 
 
-_FACTS = tuple(one.name for one in fields(FrameworkFacts))
+_DEFAULTS = frozenset(one.name for one in fields(FrameworkFacts)) & frozenset(vars(FrameworkFacts))
 _DERIVED = tuple(name for name, one in vars(FrameworkFacts).items() if isinstance(one, cached_property))
-_DEFAULTS = frozenset(_FACTS) & frozenset(vars(FrameworkFacts))
+_COMPARED = (*_DEFAULTS, *_DERIVED)  # which the class would give otherwise
+_compared_of = attrgetter(*_COMPARED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,18 +79,14 @@ class Ways:
     of_row: IntArray | None  # (n,) index of each row's problem; None: each row is under each
 
     @classmethod
-    def of(cls, problems: Sequence[Problem], of_row: IntArray, profile: Profile) -> Ways:
-        """Return the ways that some rows are under, of those in ``problems``."""
-        used = np.flatnonzero(np.bincount(of_row))
-        under = tuple(problems[index] for index in used.tolist())
-        facts = tuple(facts_as_run(one, profile) for one in under)
-        return cls(problems=under, facts=facts, of_row=np.searchsorted(used, of_row))
-
-    @classmethod
     def of_each_row(cls, problems: Sequence[Problem], profile: Profile) -> Ways:
         """Return the ways of rows that are all under each of them."""
         facts = tuple(facts_as_run(one, profile) for one in problems)
         return cls(problems=tuple(problems), facts=facts, of_row=None)
+
+    def under(self, of_row: IntArray) -> Ways:
+        """Return those among the ways of each row that some rows are under, by their numbers (n,)."""
+        return self._among(np.flatnonzero(np.bincount(of_row)).tolist(), of_row)
 
     @property
     def agreed(self) -> FrameworkFacts:
@@ -109,16 +112,23 @@ class Ways:
     def _split(self, values: Sequence[Hashable]) -> Iterator[tuple[IntArray, Ways]]:
         for value in dict.fromkeys(values):
             numbers = [at for at, one in enumerate(values) if one == value]
-            own = Ways(
-                problems=tuple(self.problems[at] for at in numbers),
-                facts=tuple(self.facts[at] for at in numbers),
-                of_row=None,
-            )
             if self.of_row is None:
-                yield np.array(numbers), own
+                yield np.array(numbers), self._among(numbers, None)
                 continue
-            rows = np.flatnonzero(np.isin(self.of_row, numbers))
-            yield rows, replace(own, of_row=np.searchsorted(numbers, self.of_row[rows]))
+            chosen = np.zeros(len(values), dtype=np.bool_)
+            chosen[numbers] = True
+            rows = np.flatnonzero(chosen[self.of_row])
+            yield rows, self._among(numbers, self.of_row[rows])
+
+    def _among(self, numbers: list[int], of_row: IntArray | None) -> Ways:
+        """Return some of the ways, and which of them, by their numbers here, rows are under."""
+        place = np.zeros(len(self.facts), dtype=np.int64)
+        place[numbers] = np.arange(len(numbers))
+        return Ways(
+            problems=tuple(self.problems[at] for at in numbers),
+            facts=tuple(self.facts[at] for at in numbers),
+            of_row=None if of_row is None else place[of_row],
+        )
 
 
 class Pricing(Protocol):
@@ -184,12 +194,26 @@ def _apart(ctx: Context, fact: str) -> Iterator[tuple[IntArray, Context]]:
     """Yield the rows with each value of a fact, and their context."""
     if ctx.ways is None:
         raise DisputedFactError(fact)
-    shape = _shape_of(ctx)
     for rows, ways in ctx.ways.by(fact):
-        own = {one.name: _taken(getattr(ctx, one.name), rows, shape) for one in fields(ctx)}
-        facts = ways.agreed
-        sharding = replace(own["sharding"], facts=facts)
-        yield rows, replace(ctx, **own | {"facts": facts, "sharding": sharding, "ways": ways})
+        own = object.__new__(_PartialContext)
+        vars(own).update(facts=ways.agreed, ways=ways, _whole=ctx, _rows=rows)
+        yield rows, own
+
+
+class _PartialContext(Context):
+    """The context of some rows, or ways, of another one; what is read of it is taken at its first use."""
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - of any field
+        known = vars(self)
+        if name not in _OF_CONTEXT or "_whole" not in known:
+            raise AttributeError(name)
+        whole = known["_whole"]
+        value = _taken(getattr(whole, name), known["_rows"], _shape_of(whole))
+        known[name] = value = replace(value, facts=self.facts) if name == "sharding" else value
+        return value
+
+
+_OF_CONTEXT = frozenset(one.name for one in fields(Context))
 
 
 def _shape_of(ctx: Context) -> tuple[int, ...]:

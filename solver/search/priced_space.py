@@ -272,13 +272,14 @@ def priced_parts(parts: Sequence[tuple[Problem, Crossing]], profile: Profile) ->
     same = np.array([number[id(rows)] for _, rows in parts])
     kinds = Kinds(crossing=columns, by_chunks=counts_chunks(profile), parts=begin, same=same)
     weights = None if is_plain(problem) else _Weights.of(parts, profile, kinds)
-    every = _Parts(problems=problems, profile=profile, kinds=kinds, weights=weights)
+    ways = Ways.of_each_row(problems, profile)
+    every = _Parts(ways=ways, profile=profile, kinds=kinds, weights=weights)
     none = _of_none(problem, profile)
     prices = PriceList(none.prices.table, np.full(len(kinds), -1, dtype=np.int64), every.find)
     by_kind = ByKind(
         kinds=kinds,
         problems=problems,
-        refuted=partial(_refuted_members, problems, profile, kinds),
+        refuted=partial(_refuted_members, ways, profile, kinds),
         unsharded=every.unsharded,
         quickest=partial(every.quickest, prices),
         roughly_s=every.roughly_s,
@@ -321,7 +322,7 @@ class _Weights:
 class _Parts:
     """Prices and bounds of the kinds of a space, each under the problem of its own part."""
 
-    problems: tuple[Problem, ...]
+    ways: Ways  # of the parts
     profile: Profile
     kinds: Kinds
     weights: _Weights | None
@@ -330,7 +331,7 @@ class _Parts:
         """Return prices of kinds, weighed without what their rows compute."""
         pieces = [some[start : start + CHUNK] for start in range(0, len(some), CHUNK)]
         prices = _laid_out(
-            self.problems[0], RowPrices.concatenate([self._found(piece) for piece in pieces])
+            self.ways.problems[0], RowPrices.concatenate([self._found(piece) for piece in pieces])
         )
         if self.weights is None:
             return prices
@@ -339,9 +340,9 @@ class _Parts:
     def _found(self, some: IntArray) -> RowPrices:
         columns, prices, places = self.kinds.quickest(some), list[RowPrices](), list[IntArray]()
         if self.weights is None or self.weights.busy_parts is None:
-            ways = _ways_of(self.problems, self.kinds, some, self.profile)
+            ways = _ways_of(self.ways, self.kinds, some)
             return _bare(priced_together(price, ways, columns, self.profile))
-        for problem, here in _runs(self.problems, self.kinds, some):
+        for problem, here in _runs(self.ways.problems, self.kinds, some):
             own = price(problem, columns.take(here), self.profile)
             self.weights.busy_parts[:, some[here]] = busy_parts_s(problem, own)
             prices.append(_bare(own))
@@ -359,9 +360,9 @@ class _Parts:
     def unsharded(self, some: IntArray) -> RowPrices:
         """Return prices with the times of kinds, none larger than under any size of the shard sets."""
         columns, outer = self.kinds.quickest(some), self.kinds.outer_of(some)
-        ways = _ways_of(self.problems, self.kinds, some, self.profile)
+        ways = _ways_of(self.ways, self.kinds, some)
         found = priced_together(price_unsharded, ways, columns, self.profile)
-        prices = _laid_out(self.problems[0], found)
+        prices = _laid_out(self.ways.problems[0], found)
         if self.weights is None:
             return prices
         prices = _scaled(prices, self.weights.least, outer)
@@ -386,7 +387,7 @@ class _Parts:
 
     def _by_passes(self, some: IntArray) -> tuple[FloatArray, FloatArray]:
         steps, closed = np.empty(len(some)), np.empty(len(some))
-        layers = self.problems[0].model.num_layers
+        layers = self.ways.problems[0].model.num_layers
         for ways, here in self._looked_at(some):
             first = some[here[0]]
             rows = self.kinds.quickest(first)
@@ -399,7 +400,7 @@ class _Parts:
     def _least_busy_s(self, some: IntArray) -> FloatArray:
         """Return what the rows of kinds compute at least, whatever the size of their shard sets."""
         columns, busy = self.kinds.quickest(some), np.zeros(len(some))
-        for one, here in _runs(self.problems, self.kinds, some):
+        for one, here in _runs(self.ways.problems, self.kinds, some):
             few = columns.take(here)
             busy[here] = busy_s(few, least_busy(one, few, self.profile))
         return busy
@@ -407,7 +408,7 @@ class _Parts:
     def _looked_at(self, some: IntArray) -> Iterator[tuple[list[Problem], list[IntArray]]]:
         """Yield problems with the same rows, and for each the places of as many kinds as pay together."""
         for alike in _alike(self.kinds, some):
-            ways = [self.problems[part] for part, _ in alike]
+            ways = [self.ways.problems[part] for part, _ in alike]
             for start in range(0, len(alike[0][1]), _ROUGHLY):
                 yield ways, [index[start : start + _ROUGHLY] for _, index in alike]
 
@@ -429,18 +430,17 @@ def _alike(kinds: Kinds, some: IntArray) -> Iterator[list[tuple[int, IntArray]]]
     yield from groups.values()
 
 
-def _ways_of(problems: Sequence[Problem], kinds: Kinds, some: IntArray, profile: Profile) -> Ways:
-    return Ways.of(problems, kinds.part_of(kinds.outer_of(some)), profile)
+def _ways_of(ways: Ways, kinds: Kinds, some: IntArray) -> Ways:
+    return ways.under(kinds.part_of(kinds.outer_of(some)))
 
 
-def _refuted_members(
-    problems: Sequence[Problem], profile: Profile, kinds: Kinds, families: Families
-) -> IntArray:
+def _refuted_members(ways: Ways, profile: Profile, kinds: Kinds, families: Families) -> IntArray:
     """Return how many first members of each family have no lightest representative that may fit, (f,).
 
     More ranks of a shard set leave less to each of them and change no other memory, so that the smallest
     set that fits is bisected.
     """
+    problem = ways.problems[0]
     low, high = np.zeros(len(families), dtype=np.int64), families.sizes
     index, turn = np.argsort(families.members[families.begin[:-1]]), 0  # those of one part lie together
     while len(index):  # most families fit with every size or with none: the ends are tried first
@@ -450,9 +450,8 @@ def _refuted_members(
             tried = (high[here] - 1, low[here], (low[here] + high[here]) // 2)[min(turn, 2)]
             asked = families.members[families.begin[here] + tried]
             columns = kinds.lightest(asked)
-            ways = _ways_of(problems, kinds, asked, profile)
-            prices = priced_together(price_memory, ways, columns, profile)
-            able = may_fit(_rows(problems[0], profile, columns, _laid_out(problems[0], prices)))
+            prices = priced_together(price_memory, _ways_of(ways, kinds, asked), columns, profile)
+            able = may_fit(_rows(problem, profile, columns, _laid_out(problem, prices)))
             high[here[able]], low[here[~able]] = tried[able], tried[~able] + 1
         index, turn = index[low[index] < high[index]], turn + 1
     return high

@@ -39,7 +39,7 @@ def drawn(name: str, launcher: str, *allow: str) -> tuple[Problem, Columns, Ways
     random = Random(f"{name} {launcher}")
     columns = Columns.of(list(some_configurations(problems[0], random, 120)))
     of_row = np.array([random.randrange(len(problems)) for _ in range(len(columns))])
-    return problems[0], columns, Ways.of(problems, of_row, first.profile)
+    return problems[0], columns, Ways.of_each_row(problems, first.profile).under(of_row)
 
 
 def arrays(prices: RowPrices) -> dict[str, FloatArray]:
