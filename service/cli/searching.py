@@ -30,7 +30,6 @@ from meshwright.service.cli.terminal import (
 )
 from meshwright.service.files import ANSWER_FILE, REPORT_FILE, check_folder, save_folder
 from meshwright.service.jobs.answers import answer_document
-from meshwright.service.report.comparison import reading_lines
 from meshwright.service.report.formatting import built_words, wrapped
 from meshwright.service.report.sentences import measure_line
 from meshwright.service.report.table import to_csv
@@ -184,6 +183,8 @@ def _print(
 def say_reading(found: LaunchFile, form: Form) -> None:
     """Print the notes on a launch file: before the table, or on stderr if stdout is JSON or CSV."""
     if form == "table":
+        from meshwright.service.report.comparison import reading_lines  # noqa: PLC0415 - for a launch file
+
         console = screen()
         console.print(reading_lines(found.notes, found.unread, width=console.width))
         return
