@@ -199,7 +199,7 @@ class Frontier:
 
     def bound(self, index: IntArray) -> None:
         """Bound new rows."""
-        self.bound_s[index] = bound_at_sight_s(self.rows.take(index), self.limit_s)
+        self.bound_s[index] = bound_at_sight_s(self.rows.take(index), self.cutoff_s)
 
     def _open_kinds(self, unopened: Unopened) -> None:
         before = unopened.at
@@ -237,6 +237,10 @@ class Frontier:
         """Return the K-th best score so far, or the limit; +inf while there are fewer rows."""
         own = self.ranked[-1].score_s if len(self.ranked) == self.top_k else np.inf
         return min(own, self.limit_s, self.filled_s)
+
+    def best_apart(self, most: int) -> list[Ranked]:
+        """Return the best row so far of each of the best layouts, however many are ranked."""
+        return sorted(self._best.values())[:most]
 
     @property
     def waiting_s(self) -> float:
@@ -437,6 +441,8 @@ class Frontier:
             heapq.heappush(self._heap, entry)
         index = np.array(batch, dtype=np.int64)
         try:
+            if self.rows.is_uniform:  # against a score found since, a look costs less than a split
+                index = self._left_of(index, self.limits_s(index))
             found = self.solve(index[self.bound_s[index] <= self.limits_s(index)].tolist())
         except OutOfTime:
             for row in batch:
@@ -444,6 +450,21 @@ class Frontier:
             raise
         for solved in found:
             heapq.heappush(self._heap, (solved.bound_s, solved.row))
+        self._dive(found)
+
+    def _dive(self, found: Sequence[Solved]) -> None:
+        """Rank the most promising of solved rows of different layouts before their turn comes.
+
+        The sooner the K-th score is near the last one, the fewer rows are opened.
+        """
+        layouts = self._layouts([one.row for one in found])
+        first = dict[Layout, Solved]()
+        for one, layout in sorted(zip(found, layouts, strict=True), key=lambda pair: pair[0].bound_s):
+            first.setdefault(layout, one)
+        for one in [*first.values()][: self.top_k]:
+            if one.bound_s > self.cutoff_s:
+                break
+            self.simulate(one.row)
 
     def least_score_s(self, row: int) -> tuple[float, bool]:
         """Return a row's score, or a lower bound of it, and whether it is the score."""

@@ -456,7 +456,7 @@ def _of_likely(found: AnswerInputs, watch: Watch) -> AnswerInputs:
     priced = priced_parts(parts, found.profile)
     masks = np.broadcast_to(np.int64(0), len(priced))
     space = replace(next(iter(spaces.values())), rows=priced.columns, masks=masks)
-    frontier = Frontier.of(priced, 1)
+    frontier = Frontier.of(priced, 1, apart=_apart(problem))
     frontier.covers_all = False
     frontier.run(partial(_interrupt, problem, watch, space))
     if not frontier.ranked:
@@ -570,9 +570,10 @@ def _limit_of_known_s(found: Frontier, rows: Priced, known: list[int]) -> float:
 
 
 def _found_again(found: AnswerInputs, every: Priced) -> list[int]:
-    """Return the rows, among all, of what is ranked, under the same switches."""
+    """Return the rows, among all, of the best layouts that were found, under the same switches."""
     frontier = found.frontier
-    index, splits = [one.row for one in frontier.ranked], [one.split for one in frontier.ranked]
+    best = frontier.best_apart(found.problem.options.top_k)
+    index, splits = [one.row for one in best], [one.split for one in best]
     configs, again = frontier.rows.take(index).configurations(splits), list[int]()
     if frontier.rows.by_kind is None or every.by_kind is None:
         return rows_of(every.columns, configs)
