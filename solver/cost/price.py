@@ -809,27 +809,35 @@ def shared_passes(problems: Sequence[Problem], columns: Columns, profile: Profil
     return [found[number] for number in range(len(problems))]
 
 
-def least_passes_s(problem: Problem, columns: Columns, profile: Profile) -> FloatArray | None:
+def least_passes_s(problems: Sequence[Problem], columns: Columns, profile: Profile) -> FloatArray | None:
     """Return the seconds of a micro-batch's passes on all ranks of a pipeline together, (n,).
 
-    No row with these sizes runs shorter ones, whatever its stages, replicas, shards and the links between
-    its ranks: gathers, replays and exchanges between context-parallel ranks are free, and ranks that
-    exchange tokens lie side by side. None where passes read more of a row than that.
+    No row with these sizes runs shorter ones under any of the problems, as ``shared_passes`` takes them,
+    whatever its stages, replicas, shards and the links between its ranks: gathers, replays and exchanges
+    between context-parallel ranks are free, and ranks that exchange tokens lie side by side. None where
+    passes read more of a row than that.
     """
     look()
-    ctx = context_of(problem, columns, profile)
-    if ctx.layers is not None or ctx.workload.lengths is not None or ctx.facts.priced_by_stages:
+    ctx = context_of(problems[0], columns, profile)
+    counted = any(facts_as_run(one, profile).priced_by_stages for one in problems)
+    if ctx.layers is not None or ctx.workload.lengths is not None or counted:
         return None
     alone = Group(np.ones_like(ctx.t), np.ones_like(ctx.t), ctx.fabric)
-    ctx = replace(
-        ctx, exchange_group=alone, ring_group=alone, expert_group=replace(ctx.expert_group, blocks=None),
-        data_group=alone, shard_group=alone, expert_data_group=alone, weight_group=alone,
-        expert_weight_group=alone,
+    free = dict.fromkeys(
+        ("exchange_group", "ring_group", "data_group", "shard_group", "expert_data_group", "weight_group",
+         "expert_weight_group"), alone,
     )  # fmt: skip
-    layout = LayerLayout.of(problem.model, problem.training)
-    passes = _pass_prices(_part_prices(ctx, layout))
-    parts = np.append(layout.cumulative[-1], (1.0, 1.0))
-    return np.asarray((passes["forward_s"] + passes["backward_s"]) @ parts)
+    few = _Passes(
+        columns=columns, groups={**free, "expert_group": replace(ctx.expert_group, blocks=None)}, ways=None,
+        of_row=np.arange(len(columns)),
+    )  # fmt: skip
+    layout = LayerLayout.of(problems[0].model, problems[0].training)
+    parts, numbers = np.append(layout.cumulative[-1], (1.0, 1.0)), range(len(problems))
+    least = np.full(len(columns), np.inf)
+    for some in [[one] for one in numbers] if ctx.workload.precision == "fp32" else [numbers]:
+        for _, passes in _passes_under_each(few, some, problems, profile):
+            least = np.minimum(least, (passes["forward_s"] + passes["backward_s"]) @ parts)
+    return least
 
 
 _COMPUTING = ("compute", "recompute")  # causes of a pass during which a GPU computes

@@ -97,16 +97,20 @@ def least_passes(
     if profile.residual is not None or offloads:
         return _UNKNOWN
     sizes, gpu_s, rows_of = list[IntArray](), list[FloatArray](), dict[Hashable, Columns]()
+    alike = dict[tuple[Hashable, bool], list[Problem]]()
     for one in _unlike(problem, ways):
-        if (key := same_rows(one)) not in rows_of:
-            rows_of[key] = passes_on_any_number(one, wide=wide)
+        facts = with_options(profile.framework, one.workload.framework_options)
+        alike.setdefault((same_rows(one), facts.overlap_experts), []).append(one)
+    for (key, overlaps), some in alike.items():
+        if key not in rows_of:
+            rows_of[key] = passes_on_any_number(some[0], wide=wide)
         every = rows_of[key]
         if not len(every):
             return _UNKNOWN
-        if not with_options(profile.framework, one.workload.framework_options).overlap_experts:
+        if not overlaps:
             every = every.take(every.virtual_pipeline_size == 1)  # nothing else of a pass reads chunks
         for rows in (every.take(slice(at, at + CHUNK)) for at in range(0, len(every), CHUNK)):
-            seconds = least_passes_s(one, rows, profile)
+            seconds = least_passes_s(some, rows, profile)
             if seconds is None:
                 return _UNKNOWN
             ranks = rows.tensor_parallel_size * rows.context_parallel_size

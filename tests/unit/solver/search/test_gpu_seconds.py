@@ -1,5 +1,6 @@
 """GPU seconds that no step undercuts, against the rows of every number of GPUs by themselves."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -119,9 +120,9 @@ def test_many_rows_are_priced_in_pieces_that_give_the_same_least(monkeypatch: py
     at_once = least_pass_gpu_s(problem, profile, wide=True)
     sizes = list[int]()
 
-    def counted(one: Problem, rows: Columns, profile: Profile) -> FloatArray | None:
+    def counted(some: Sequence[Problem], rows: Columns, profile: Profile) -> FloatArray | None:
         sizes.append(len(rows))
-        return least_passes_s(one, rows, profile)
+        return least_passes_s(some, rows, profile)
 
     monkeypatch.setattr(gpu_seconds, "least_passes_s", counted)
     monkeypatch.setattr(gpu_seconds, "CHUNK", 70)
