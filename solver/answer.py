@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any, Literal
 
 from meshwright.profiles.expected_errors import Kind, expected_errors
+from meshwright.profiles.profile import Profile
 from meshwright.profiles.units import GIB
 from meshwright.solver.configuration import (
     Configuration,
@@ -415,6 +416,15 @@ def version_of(distribution: str) -> str:
         return version(distribution)
     except PackageNotFoundError:
         return "0"
+
+
+def versions(profile: Profile) -> dict[str, str]:
+    """Return the versions of the software in use; OR-Tools is named without being loaded."""
+    return {
+        "profile": profile.version,
+        "meshwright": version_of("meshwright"),
+        "solver": version_of("ortools"),
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
