@@ -47,13 +47,15 @@ def _reaches(filling: _Filling, step_s: FloatArray, *, closely: bool) -> BoolArr
     alive = filling.places_all(1, num_layers, step_s)
     if not closely or p == 1:
         return alive
-    left, able = np.flatnonzero(alive), np.zeros(len(rows), dtype=np.bool_)
+    left, able, kept = np.arange(len(rows)), np.zeros(len(rows), dtype=np.bool_), alive
     for low, high in _pieces(num_layers, p):
-        if not len(left):
+        if not kept.any():
             break
-        placed = _Filling.of(rows.take(left), p).places_all(low, high, step_s[left])
+        if not kept.all():
+            left, filling = left[kept], _Filling.of(filling.rows.take(np.flatnonzero(kept)), p)
+        placed = filling.places_all(low, high, step_s[left])
         able[left[placed]] = True
-        left = left[~placed]
+        kept = ~placed
     return able
 
 
@@ -94,8 +96,8 @@ class _Filling:
     rank_time_s: FloatArray  # of a micro-batch, apart from layers, (p, n)
     rank_forward_s: FloatArray
     in_turn: BoolArray  # (n,)
-    first: FirstLayers
-    replays: Replays
+    first: FirstLayers | None  # None: no row recomputes some layers
+    replays: Replays | None  # None: no row has counts by stage
 
     @classmethod
     def of(cls, rows: Rows, p: int) -> _Filling:
@@ -112,14 +114,14 @@ class _Filling:
             rank_time_s=np.ascontiguousarray(ranks.time_s.T),
             rank_forward_s=np.ascontiguousarray(ranks.forward_s.T),
             in_turn=in_turn(rows),
-            first=FirstLayers.of(rows),
-            replays=Replays.of(rows),
+            first=FirstLayers.of(rows) if rows.some_layers.any() else None,
+            replays=Replays.of(rows) if rows.per_stage.any() else None,
         )
 
     def places_all(self, low: int, high: int, step_s: FloatArray) -> BoolArray:
         """Return whether every layer fits within ``step_s`` with ``low`` to ``high`` of them on rank 0."""
         rows, num_layers = self.rows, self.rows.layout.num_layers
-        own_tail = sums_of(rows, rows.prices.tail_s[:, :-2])[low] + end_tail_s(rows)
+        own_tail = rows.prices.tail_s[:, :-2] @ rows.layout.cumulative[low] + end_tail_s(rows)
         limit = end_limit_s(rows, step_s) - np.maximum(least_tail_s(rows), own_tail)
         used = np.zeros(len(rows), dtype=np.int64)
         alive = np.ones(len(rows), dtype=np.bool_)
@@ -136,7 +138,7 @@ class _Filling:
     def _stage(self, rank: int, used: IntArray, limit: FloatArray) -> _Stage:
         """Return a rank's limits behind ``used`` layers; ``limit`` is without rank 0's tail."""
         rows, forward = self.rows, self.rank_forward_s[rank]
-        missing_bytes, longer_s = self.first.beyond_least(used)
+        missing_bytes, longer_s = (0.0, 0.0) if self.first is None else self.first.beyond_least(used)
         own = self.rank_time_s[rank] + longer_s
         before = np.zeros(len(rows))
         if rank:
@@ -175,25 +177,25 @@ class _Filling:
         weight_then = held * self.kept_bytes.take(begin) + self.states_bytes.take(begin)
         fits &= weight <= _ample(weight_then + stage.free_bytes)
         end = least - 1 + np.add.reduce(fits.view(np.uint8), axis=0, dtype=np.int64)
-        return self._replayed_end(stage, end) if len(self.replays.own) else end
+        return end if self.replays is None else self._replayed_end(self.replays, stage, end)
 
-    def _replayed_end(self, stage: _Stage, end: IntArray) -> IntArray:
+    def _replayed_end(self, replays: Replays, stage: _Stage, end: IntArray) -> IntArray:
         """Return that with the layers replayed that a rank needs to fit, by bisection up to ``end``."""
-        own = self.replays.own
+        own = replays.own
         low, high = stage.used[own] - 1, np.maximum(end[own], stage.used[own] - 1)
         while (low < high).any():
             middle = (low + high + 1) // 2
-            able = self._within(stage, np.maximum(middle, stage.used[own]))
+            able = self._within(replays, stage, np.maximum(middle, stage.used[own]))
             low, high = np.where(able, middle, low), np.where(able, high, middle - 1)
         end = end.copy()
         end[own] = np.minimum(end[own], low)
         return end
 
-    def _within(self, stage: _Stage, end: IntArray) -> BoolArray:
+    def _within(self, replays: Replays, stage: _Stage, end: IntArray) -> BoolArray:
         """Return whether rows with own counts keep (A), (B) and (H) with layers up to ``end``, (k,)."""
-        own = self.replays.own
+        own = replays.own
         m, used, held = self.rows.m[own], stage.used[own], self.held[stage.rank, own]
-        again = self.replays.least_s(used, end, stage.free_bytes[own], held)
+        again = replays.least_s(used, end, stage.free_bytes[own], held)
         width = self.time_s.shape[1]
         time = self.time_s.take(end * width + own) - self.time_s.take(used * width + own)
         forward = self.forward_s.take(end * width + own) - self.forward_s.take(used * width + own)

@@ -156,8 +156,6 @@ class FirstLayers:
 
     def beyond_least(self, start: IntArray) -> tuple[FloatArray, FloatArray]:
         """Return what a stage from ``start`` on spares less, and replays longer, than at best, (n,)."""
-        if not self.count.any():
-            return np.zeros(len(start)), np.zeros(len(start))
         end = np.minimum(start + self.count, len(self.replay_s) - 1)
         missing, longer = (at(sums, end) - at(sums, start) for sums in (self.spared_bytes, self.replay_s))
         return missing, longer
