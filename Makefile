@@ -77,7 +77,8 @@ fuzz: $(STAMP) ## over 10 000 hostile requests, at least twelve times the draws 
 	@.ci/environment fuzz
 	@$(BIN)/python -m benchmarks.fuzz_api $(ARGS)
 ifneq ($(ARGS),--quick)
-	@MESHWRIGHT_TEST_DRAWS=$(or $(DRAWS),12) $(BIN)/python -m pytest tests/accuracy tests/golden tests/property $$(grep -rl "tests.draws import" tests/unit) --numprocesses auto --dist loadfile --timeout 3600
+	@MESHWRIGHT_TEST_DRAWS=$(or $(DRAWS),12) $(BIN)/python -m pytest tests/accuracy tests/golden tests/property $$(grep -rl "tests.draws import" tests/unit tests/e2e --include=*.py) --numprocesses auto --dist loadfile --timeout 3600
+	@MESHWRIGHT_TEST_DRAWS=$(or $(DRAWS),12) $(MAKE) test WITH=torch ARGS="-k 'test_adapters or test_drawn_configs or test_verify' --timeout 3600"
 endif
 
 launchers: $(STAMP) ## exported plans before the launchers' own parsers (ARGS="--plans 20 --only deepspeed"; --refusals 4: what we refuse; --quick: as CI does)

@@ -4,9 +4,12 @@ import os
 from collections.abc import Sequence
 from typing import TypeVar
 
+import pytest
+
 T = TypeVar("T")
 TIMES = int(os.environ.get("MESHWRIGHT_TEST_DRAWS", "1"))
 WHOLE = TIMES > 1 or "UPDATE_GOLDEN" in os.environ  # take whole tables
+seldom = pytest.mark.skipif(not WHOLE, reason="make fuzz runs it: tests of every day execute its code")
 
 
 def draws(of_every_day: int, *, of_more: int = 0) -> int:

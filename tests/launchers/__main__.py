@@ -71,6 +71,7 @@ from tests.launchers.plans import (
 )
 from tests.launchers.tables import INSTALLED_IN, PARSERS, SOURCES, changed_rows, renewed
 from tests.launchers.verified import try_verified
+from tests.processes.warm_python import SETTLED
 
 MODELS = (
     "llama-3.1-8b", "gpt-3-175b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3", "llama-3.1-70b",
@@ -168,12 +169,12 @@ def case_of(found: Target, files: dict[str, str]) -> Case:
 
 
 def verdicts(environment: Environment, judge: str, cases: list[Case]) -> list[Verdict]:
-    """The judge's answers, in order."""
+    """The judge's answers, in order; it compiles nothing, so that it need not load torch's compilers."""
     path = os.pathsep.join(filter(None, [str(environment.path) if environment.unpacked else ""]))
     done = subprocess.run(
         [interpreter(environment), str(JUDGES / f"{judge}.py")],
         input="".join(json.dumps(case) + "\n" for case in cases),
-        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": path},
+        capture_output=True, text=True, check=False, env={**os.environ, **SETTLED, "PYTHONPATH": path},
     )  # fmt: skip
     answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]  # no chatter
     if len(answers) != len(cases):

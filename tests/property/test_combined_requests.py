@@ -17,7 +17,7 @@ from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Answer
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
-from tests.draws import TIMES, draws
+from tests.draws import TIMES, draws, some_of
 from tests.problems.combined_requests import a_combined_problem
 
 # Five of the first ten: other tests here execute all but 42 lines of what only the other five do.
@@ -68,7 +68,7 @@ ONCE_A_TRACEBACK = {
 }
 
 
-@pytest.mark.parametrize("name", ONCE_A_TRACEBACK)
+@pytest.mark.parametrize("name", some_of([*ONCE_A_TRACEBACK], each=3))
 def test_a_request_that_ended_in_a_traceback_has_plans(name: str) -> None:
     problem = parse_problem(ONCE_A_TRACEBACK[name])
     assert consistent_answer(problem).plans

@@ -30,7 +30,7 @@ from meshwright.solver.planner.levers import _of_fewer_bits, changes_of, rounder
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.planner.recipes import fastest_recipe
 from meshwright.solver.problem import Problem
-from tests.draws import draws
+from tests.draws import draws, seldom
 
 MODELS = ("llama-3.1-8b", "qwen3-0.6b", "llama-2-7b", "qwen3-8b", "gpt-oss-20b", "llama-3.2-1b")
 NODES = (
@@ -197,6 +197,7 @@ def test_a_group_alone_is_asked_for_by_its_field_however_the_cluster_is_stated(t
     assert changed == parse_problem(pasted(raw, lever.settings))
 
 
+@seldom
 def test_a_recipe_that_states_options_saves_what_its_pasted_command_does(tmp_path: Path) -> None:
     """Its switches open others, so a search lays it out better than its publisher: 23 %, not 3 %."""
     raw: dict[str, Any] = {
@@ -246,7 +247,10 @@ def _recipe(raw: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("launcher", "kind", "plans"),
-    [("torchtitan", "standalone_stages", 4), ("megatron-lm", "context_parallel_mode", 1)],
+    [
+        pytest.param("torchtitan", "standalone_stages", 4, marks=seldom),
+        ("megatron-lm", "context_parallel_mode", 1),
+    ],
 )
 def test_a_layout_that_a_request_must_allow_by_name_is_named(
     launcher: str, kind: str, plans: int, tmp_path: Path

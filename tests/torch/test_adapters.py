@@ -55,6 +55,7 @@ from meshwright.profiles.storage import BasePrecision
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem, Workload
+from tests.draws import some_of
 from tests.torch.drawn_configs import LAYERS, NEEDED_BY_TYPE, needed, on_meta
 
 pytestmark = pytest.mark.filterwarnings(
@@ -103,7 +104,7 @@ def built(config: dict[str, Any]) -> tuple[ModelSpec, Any]:
 TYPES = sorted(set(families()) & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 
 
-@pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.parametrize("model_type", some_of(TYPES, each=4))
 def test_peft_trains_all_linear_layers_of_every_type_and_copies_its_embedding_head_and_norms(
     model_type: str,
 ) -> None:
@@ -371,7 +372,7 @@ def test_peft_trains_as_many_weights_beside_every_single_layer(name: str) -> Non
         assert adapter_parameters(ours, 6, tuple(targets)) == trained(model, targets, 6), targets
 
 
-@pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.parametrize("model_type", some_of(TYPES, each=4, first=1))
 def test_peft_trains_as_many_weights_beside_layers_that_only_some_classes_have(model_type: str) -> None:
     config, model = small(model_type)
     ours = model_from_config({"model_type": model_type, **config}, name="small")
@@ -395,7 +396,7 @@ def read_targets(model: ModelSpec, words: list[str]) -> tuple[str, ...]:
     return targets
 
 
-@pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.parametrize("model_type", some_of(TYPES, each=4, first=2))
 def test_peft_finds_each_layer_of_every_type_by_the_name_that_is_written(model_type: str) -> None:
     config, model = small(model_type)
     ours = model_from_config({"model_type": model_type, **config}, name="small")
@@ -413,7 +414,7 @@ def test_peft_finds_each_layer_of_every_type_by_the_name_that_is_written(model_t
         assert read_targets(ours, words) == (name,)
 
 
-@pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.parametrize("model_type", some_of(TYPES, each=4, first=3))
 def test_layers_that_return_several_tensors_are_those_that_peft_cannot_adapt(model_type: str) -> None:
     config, model = small(model_type)
     ours = model_from_config({"model_type": model_type, **config}, name="small")

@@ -21,7 +21,7 @@ from meshwright.profiles.importers.huggingface_families import families
 from meshwright.profiles.importers.huggingface_keys import config_keys
 from meshwright.profiles.importers.huggingface_towers import whole_types
 from tests.builders import TYPES_OF_REMOTE_CODE
-from tests.draws import draws
+from tests.draws import draws, some_of
 from tests.torch.drawn_configs import (
     LAYERS,
     NEEDED_BY_TYPE,
@@ -36,7 +36,7 @@ DRAWS, SINGLE_KEYS = draws(1), draws(2)
 KNOWN = sorted(set(families()) & known_types())
 
 
-@pytest.mark.parametrize("model_type", KNOWN)
+@pytest.mark.parametrize("model_type", some_of(KNOWN, each=3))
 def test_a_drawn_config_has_as_many_parameters_as_the_model_that_transformers_builds(
     model_type: str,
 ) -> None:
@@ -53,7 +53,7 @@ def test_a_drawn_config_has_as_many_parameters_as_the_model_that_transformers_bu
     assert equal, "at least one config of the type is planned"
 
 
-@pytest.mark.parametrize("model_type", KNOWN)
+@pytest.mark.parametrize("model_type", some_of(KNOWN, each=3, first=1))
 def test_a_key_left_out_is_the_class_s_own_and_one_set_otherwise_counts_as_it_is_built(
     model_type: str,
 ) -> None:
@@ -79,7 +79,7 @@ def test_every_type_of_causal_language_models_is_planned_or_refused_with_a_reaso
             model_from_config({"model_type": name}, name="x")
 
 
-@pytest.mark.parametrize("model_type", KNOWN)
+@pytest.mark.parametrize("model_type", some_of(KNOWN, each=3, first=2))
 def test_a_key_of_another_type_is_refused_or_counts_for_us_as_for_transformers(model_type: str) -> None:
     config = CONFIG_MAPPING[model_type]
     base = {**needed(config), **NEEDED_BY_TYPE.get(model_type, {})}

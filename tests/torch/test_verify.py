@@ -27,6 +27,7 @@ from meshwright.service.verify.environments import (
 from meshwright.service.verify.verify import Verification, VerifiedQuantity, verify
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
+from tests.draws import seldom, some_of
 from tests.launchers.cases import DEEPSEEK_V3, LLAMA_70B, target
 from tests.launchers.environments import ROOT
 from tests.processes import warm_builders
@@ -85,7 +86,7 @@ def test_megatron_lm_builds_every_stage_with_the_states_and_flops_that_were_pric
     assert "peak_bytes" not in figures(found, 7)  # built like rank 4, which was traced
 
 
-@pytest.mark.parametrize("modules", ["mlp", "layernorm+mlp"])
+@pytest.mark.parametrize("modules", some_of(["mlp", "layernorm+mlp"], each=2, first=1))
 def test_modules_that_selective_recomputation_replays_are_counted_again(modules: str) -> None:
     """Each is replayed without Transformer Engine, whose state ``CheckpointWithoutOutput`` asks for."""
     make(MEGATRON_LM)
@@ -104,6 +105,7 @@ def test_modules_that_selective_recomputation_replays_are_counted_again(modules:
     assert own["peak_bytes"].built < kept["peak_bytes"].built
 
 
+@seldom
 def test_recomputed_layers_are_computed_and_counted_again() -> None:
     make(MEGATRON_LM)
     found = verified(replace(STAGES, recompute_granularity="full", recompute_layers=1), "megatron-lm")
@@ -135,6 +137,7 @@ def test_sequences_split_over_ranks_are_verified_in_part_with_the_reason() -> No
     assert all(one.exact for one in found.quantities)
 
 
+@seldom
 def test_8_bits_are_built_in_16_and_nothing_that_is_priced_is_taken_off_their_peak() -> None:
     """A step in fp8 and one in bf16 are one step here; the price of fp8 is less by its 8-bit inputs."""
     narrowed = Workload(
@@ -195,7 +198,7 @@ def test_torchtitan_builds_every_stage_with_the_states_and_flops_that_were_price
     assert "peak_bytes" not in figures(found, 7)  # built like rank 4, which was traced
 
 
-@pytest.mark.parametrize(("split", "replayed"), [("tensor", 3), ("parallel", 2)])
+@pytest.mark.parametrize(("split", "replayed"), some_of([("tensor", 3), ("parallel", 2)], each=2))
 def test_torchtitan_replays_of_a_compiled_block_what_its_backward_pass_reads(
     split: str, replayed: int
 ) -> None:
@@ -257,7 +260,7 @@ def built_by_deepspeed(config: Configuration) -> Verification:
     return built
 
 
-@pytest.mark.parametrize(("stage", "shards"), [(2, (1, 8, 8)), (3, (8, 8, 8))])
+@pytest.mark.parametrize(("stage", "shards"), some_of([(2, (1, 8, 8)), (3, (8, 8, 8))], each=2, first=1))
 def test_deepspeed_shards_what_its_stage_shards(stage: int, shards: tuple[int, int, int]) -> None:
     found = built_by_deepspeed(replace(REPLICAS, zero_stage=stage))
     first = figures(found, 0)

@@ -26,10 +26,11 @@ FOLDER = Path(__file__).parent
 REQUESTS: dict[str, dict[str, Any]] = yaml.load((FOLDER / "requests.yaml").read_text(), yaml.CSafeLoader)
 # Large ones, of kinds that others show: experts, no launcher's rules, schedules with a split backward pass,
 # launchers that write Megatron-Core's arguments, products in 8 bits, and groups of nodes. Fronts are judged
-# by tests/property, too. ``make fuzz`` asks all of them.
+# by tests/property, too, and why nothing fits by tests/unit. ``make fuzz`` asks all of them.
 SELDOM = (
     "deepseek-v3-megatron", "fp8", "gpt3-none", "llama-8b-bridge", "llama-8b-llama-factory",
     "llama-8b-ms-swift", "llama-8b-zb-1p", "mixtral-8x7b-bridge-certified", "pareto", "three-groups",
+    "deadline-missed", "infeasible-mixed", "llama-2-7b-torchtitan", "reserve",
 )  # fmt: skip
 LEFT_OUT = ("elapsed_s", "versions")
 ROUNDING = 1e-10

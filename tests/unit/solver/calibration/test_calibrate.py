@@ -19,6 +19,7 @@ from meshwright.solver.cost.residuals import features_of
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
 from tests.catalog import catalog_runs
+from tests.draws import seldom
 
 CLUSTER = "mosaic-a100-40gb-fsdp"
 CHIP = {"name": "our-chip", "architecture": None, "sources": None}
@@ -67,6 +68,7 @@ def memory_errors(calibration: Calibration | None, observations: list[Observatio
     return errors
 
 
+@seldom
 def test_sixteen_runs_of_a_cluster_with_slow_gemms_and_network_predict_the_others(
     observations: list[Observation],
 ) -> None:

@@ -28,6 +28,7 @@ from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem, SearchOptions
 from meshwright.solver.space.launcher_rules import own_faults, workload_faults
 from tests.builders import a_cluster, a_model, a_problem
+from tests.draws import seldom
 
 MODEL = a_model(num_layers=4, hidden_size=4096, ffn_hidden_size=16384, num_attention_heads=32,
                 num_kv_heads=32, head_dim=128, vocab_size=32000, gated_mlp=False)  # fmt: skip
@@ -180,6 +181,7 @@ def test_a_share_of_selected_gradients_without_zenflow_is_refused(launcher: str)
     assert pointer not in refused(replace(asked(**share), options=searched))
 
 
+@seldom
 def test_a_search_over_both_finds_the_best_plan_of_every_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Brute force: each pair of settings as a request of its own."""
     # why a setting has no plan takes longer than its search

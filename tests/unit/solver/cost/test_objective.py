@@ -15,6 +15,7 @@ from meshwright.solver.problem import Objective, Problem
 from meshwright.solver.search.search import search
 from meshwright.solver.space import enumerate as candidates
 from tests.builders import a_cluster, a_configuration, a_gpu, a_model, a_prediction, a_problem
+from tests.draws import seldom
 from tests.problems.asked import answered, searched
 
 SHAPE = {"num_layers": 6, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 16}
@@ -134,6 +135,7 @@ def test_energy_of_one_step_is_power_times_time() -> None:
     assert seen.energy_per_token_j == pytest.approx(joules, rel=0.1)  # of the mean rank, not the last one
 
 
+@seldom
 def test_the_fewest_nodes_are_the_first_with_a_plan_and_all_smaller_ones_are_refuted() -> None:
     problem = a_problem(cluster=a_cluster(num_nodes=8), batch=64, certify="none", top_k=1, gpus="fewest",
                         forbid={"recompute_granularity": ("full",)})  # fmt: skip

@@ -24,6 +24,7 @@ from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem, SearchOptions
 from meshwright.solver.space.launcher_rules import own_faults
 from tests.builders import a_cluster, a_model, a_problem
+from tests.draws import seldom
 
 MODEL = a_model(num_layers=4, hidden_size=4096, ffn_hidden_size=16384, num_attention_heads=32,
                 num_kv_heads=32, head_dim=128, vocab_size=32000, gated_mlp=False)  # fmt: skip
@@ -257,6 +258,7 @@ def test_without_a_launcher_options_of_zero_mean_the_same_rows(
     assert (list(launcher_faults(problem, config)) == []) == legal
 
 
+@seldom
 def test_a_search_over_the_new_switches_finds_what_every_combination_has_best() -> None:
     """Brute force: each combination of settings as a request of its own."""
     allow = ("secondary_shards", "quantized_weights", "quantized_gradients")

@@ -12,6 +12,7 @@ from meshwright.solver.answer import Answer
 from meshwright.solver.check import closest_violations
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
+from tests.draws import seldom
 
 LORA, OFFLOAD = {"workload.lora_rank": 16}, {"search.allow": ["offload"]}
 GALORE = {"optimizer": "galore-8bit-bf16-layerwise", "global_batch_size": 1, "seq_length": 256}
@@ -113,11 +114,17 @@ def test_a_7b_model_trains_on_24_gb_as_galores_paper_has_it() -> None:
     [
         request("qwen3-8b", "a100-sxm-40gb", 4, "trl"),
         request("llama-3.1-8b", "h100-sxm-80gb", 1, "megatron-lm"),
-        request("qwen3-32b", "h100-sxm-80gb", 1, "any", optimizer="badam", trained_layers="0"),
-        request(
-            "llama-3.1-70b", "h100-sxm-80gb", 1, "axolotl", trained_layers="78-79",
-            trained_modules=["embed_tokens", "lm_head"], framework_options={"redraws_layers": True},
-            optimizer="adamw-8bit-paged-bf16",
+        pytest.param(
+            request("qwen3-32b", "h100-sxm-80gb", 1, "any", optimizer="badam", trained_layers="0"),
+            marks=seldom,
+        ),
+        pytest.param(
+            request(
+                "llama-3.1-70b", "h100-sxm-80gb", 1, "axolotl", trained_layers="78-79",
+                trained_modules=["embed_tokens", "lm_head"], framework_options={"redraws_layers": True},
+                optimizer="adamw-8bit-paged-bf16",
+            ),
+            marks=seldom,
         ),
     ],
     ids=["a small risk", "another launcher", "one layer after another", "layers drawn anew"],
@@ -190,7 +197,11 @@ def test_changes_that_the_request_already_has_are_not_offered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "none"), [("megatron-lm", "megatron-lm has no plan"), ("none", "No plan exists")]
+    ("launcher", "none"),
+    [
+        ("megatron-lm", "megatron-lm has no plan"),
+        pytest.param("none", "No plan exists", marks=seldom),
+    ],
 )
 def test_that_no_plan_exists_is_said_only_where_no_row_is_legal(launcher: str, none: str) -> None:
     # 8 tensor ranks and 2 stages are 16 GPUs, whatever their memory

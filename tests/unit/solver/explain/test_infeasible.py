@@ -36,6 +36,7 @@ from meshwright.solver.search.mixed.lines import Line
 from meshwright.solver.search.mixed.rows import MixedRows
 from meshwright.solver.search.mixed.search import any_mixed
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
+from tests.draws import seldom
 from tests.problems.asked import searched, searched_with_reasons
 from tests.problems.mixed_clusters import a_group, a_mixed_problem
 
@@ -176,6 +177,7 @@ def test_a_pin_that_no_rule_allows_is_told_with_the_rule() -> None:
     assert found.nearest is None
 
 
+@seldom
 def test_a_limit_counts_however_many_stand_before_it() -> None:
     # all rules together are more than a mask of 64 bits holds; only the last constraint is in the way
     kept = tuple(f"num_microbatches != {1000 + number}" for number in range(40))
@@ -332,6 +334,7 @@ def test_a_slice_that_only_all_candidates_have_is_no_conflict() -> None:
     assert plan.context_parallel_size > 1
 
 
+@seldom
 def test_a_pin_that_no_group_can_have_stands_alone_with_the_rule_that_it_breaks() -> None:
     _, found = reasons(79.0, tensor_parallel_size=4)
     assert ("pin tensor_parallel_size = 4",) in found.conflicts

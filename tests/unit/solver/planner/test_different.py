@@ -12,6 +12,7 @@ from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.search import search
 from tests.builders import a_cluster, a_model, a_problem
+from tests.draws import seldom
 
 VALUES: dict[str, tuple[Any, ...]] = {
     "tensor_parallel_size": (1, 2, 4, 8),
@@ -34,7 +35,7 @@ def answer_to(problem: Problem) -> Answer:
     ("names", "within"),
     [
         (("tensor_parallel_size",), 0.5),
-        (("recompute_granularity", "sequence_parallel"), 1.0),
+        pytest.param(("recompute_granularity", "sequence_parallel"), 1.0, marks=seldom),
     ],
 )
 def test_they_are_the_best_plan_of_each_combination_as_when_that_is_pinned(

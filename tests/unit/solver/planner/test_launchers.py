@@ -13,6 +13,7 @@ from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Answer
 from meshwright.solver.planner.launchers import ask_and_compare
 from meshwright.solver.problem import Problem
+from tests.draws import some_of
 from tests.served.commands import without_levers
 
 
@@ -51,7 +52,7 @@ def test_on_unlike_nodes_the_launcher_is_one_that_places_stages(monkeypatch: pyt
     assert lever.saves > 0.05
 
 
-@pytest.mark.parametrize("launcher", [None, "any", "flagscale"])
+@pytest.mark.parametrize("launcher", some_of([None, "any", "flagscale"], each=3))
 def test_ends_that_share_a_matrix_are_split_alike_on_unlike_cards(launcher: str | None) -> None:
     """FlagScale asserts one tensor-parallel size at both ends of tied weights (train/arguments.py:127)"""
     raw: dict[str, Any] = {

@@ -17,6 +17,7 @@ from meshwright.solver.problem import Problem, Progress
 from meshwright.solver.search.search import search as search_alone
 from meshwright.solver.space.enumerate import enumerate_space, searched_space
 from tests.builders import a_cluster, a_model, a_plan, a_prediction, a_problem, an_answer
+from tests.draws import seldom, some_of
 
 
 def on_two_nodes(**options: object) -> Problem:
@@ -92,7 +93,7 @@ SLOW_NODES = [  # model, node groups, sequences, tokens of one
 ]
 
 
-@pytest.mark.parametrize(("model", "nodes", "batch", "seq"), SLOW_NODES)
+@pytest.mark.parametrize(("model", "nodes", "batch", "seq"), some_of(SLOW_NODES, each=3))
 def test_no_pinned_shard_size_is_better_than_what_is_proved_without_the_pin(
     model: str, nodes: dict[str, str | int], batch: int, seq: int
 ) -> None:
@@ -272,6 +273,7 @@ def test_a_search_that_is_stopped_keeps_the_plan_that_was_found_without_offload(
     assert whole.plans[0].prediction.step_time_s <= answer.plans[0].prediction.step_time_s
 
 
+@seldom
 def test_what_is_found_without_offload_changes_no_answer() -> None:
     whole, found = (
         with_offload(),

@@ -57,6 +57,7 @@ from tests.builders import (
     an_infeasible_answer,
     with_default_switches,
 )
+from tests.draws import seldom
 from tests.problems.asked import searched
 
 SHAPE = {"num_layers": 6, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 16}
@@ -181,6 +182,7 @@ def test_a_front_is_drawn_on_the_gpus_that_all_launchers_are_searched_on(
     assert min(steps) <= own.prediction.step_time_s * (1 + 1e-9)
 
 
+@seldom
 def test_a_plan_names_every_launcher_that_can_run_it() -> None:
     pin = {"tensor_parallel_size": 1, "context_parallel_size": 1, "micro_batch_size": 1}
     asked = replace(small(top_k=1, pin=pin, pareto=True), launcher="any")
@@ -497,7 +499,7 @@ def test_allow_none_searches_no_switch_and_names_add_to_what_is_searched() -> No
 @pytest.mark.parametrize(
     ("options", "allow", "ways"),
     [
-        ({}, (), 16),  # every switch of a stock installation
+        pytest.param({}, (), 16, marks=seldom),  # every switch of a stock installation
         (
             {"diverse": True, "objective": "tokens_per_s_per_gpu", "num_nodes": (1, 2)},
             ("none", "moe_dispatcher", "overlap_experts"),
@@ -654,6 +656,7 @@ def test_a_package_that_the_request_states_is_there() -> None:
     assert answer.plans[0].needs == ("HybridEP",)
 
 
+@seldom
 def test_the_default_is_within_5_percent_of_every_switch_or_lists_the_faster_plan() -> None:
     """``make bench ARGS=default-switches`` holds twelve models against this."""
     found = compared(*next(one for one in MODELS if one[0] == "gpt-oss-20b"))

@@ -36,6 +36,7 @@ from tests.builders import (
     a_problem,
     with_default_switches,
 )
+from tests.draws import seldom
 from tests.problems.asked import searched
 
 
@@ -273,6 +274,7 @@ def test_more_memory_per_gpu_never_makes_the_best_plan_slower() -> None:
     assert steps == sorted(steps, reverse=True)
 
 
+@seldom
 def test_many_wanted_plans_leave_time_to_predict_and_check_them() -> None:
     problem = a_problem(top_k=5000, diverse=False, time_limit_s=2.0)
     answer = search(problem, default_profile(problem.cluster, problem.launcher))
@@ -443,6 +445,7 @@ def test_the_first_plan_is_of_the_best_switches_and_found_before_many_rows_are_e
     assert (told[0].total < answer.space_size / 4) is not few
 
 
+@seldom
 def test_seeking_a_first_plan_in_vain_leaves_time_for_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     def in_vain(*_: object) -> None:
         while True:

@@ -30,6 +30,7 @@ from meshwright.solver.space.enumerate import (
 from meshwright.solver.space.rules import rules_of, violation_masks
 from meshwright.solver.space.widening import CHANGED, widened
 from tests.builders import a_cluster, a_configuration, a_model, a_moe_model, a_problem
+from tests.draws import seldom
 
 
 def broken(problem: Problem, **changes: object) -> list[str]:
@@ -274,6 +275,7 @@ def test_numbers_of_gpus_far_below_the_largest_are_not_searched_with_it() -> Non
     assert numbers_of_gpus(staged) == (22, 8)
 
 
+@seldom
 def test_widened_rows_differ_from_a_plain_one_in_the_variables_that_widening_names_alone() -> None:
     # a number of GPUs is refuted by rules on the others alone, before its rows are widened
     cluster, allowed, found = a_cluster(num_nodes=2), ("offload", "weight_shards"), 0

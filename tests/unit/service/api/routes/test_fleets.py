@@ -17,6 +17,7 @@ from meshwright.service.jobs.engine import JobEngine
 from meshwright.solver.problem import Progress
 from meshwright.workers.fleet import FleetWork
 from meshwright.workers.runner import Runner
+from tests.draws import seldom
 from tests.served.commands import answer_once
 from tests.served.job_records import claimed
 from tests.unit.service.post_training.test_request import REQUEST
@@ -135,6 +136,7 @@ def test_a_repeated_request_makes_one_fleet_and_another_one_is_refused(client: T
     assert (other.status_code, other.json()["type"]) == (422, "urn:meshwright:problem:idempotency_conflict")
 
 
+@seldom
 def test_jobs_that_share_uplinks_are_planned_and_replanned_under_their_switches(
     client: TestClient, worker: Runner
 ) -> None:

@@ -38,6 +38,7 @@ from meshwright.solver.search.mixed.rows import RANGES, LegalRows, MixedRows, co
 from meshwright.solver.search.mixed.search import _is_near, _Shared, search_mixed
 from meshwright.solver.search.search import search
 from tests.builders import INFINIBAND
+from tests.draws import seldom
 from tests.problems.asked import searched
 from tests.problems.mixed_clusters import SLOW, a_group, a_mixed_problem, mixed_rows
 from tests.property.test_mixed_clusters import lines, placed, splits
@@ -269,6 +270,7 @@ def classes_of(answer: Answer) -> list[tuple[Configuration, ...]]:
     return [plan.config.classes for plan in answer.plans]
 
 
+@seldom
 def test_a_prescribed_split_is_every_class_s_split() -> None:
     answer = searched(replicas(stage_layers=(3, 1)))
     assert any(plan.config.replicas for plan in answer.plans)
@@ -418,6 +420,7 @@ def test_without_or_tools_unlike_groups_are_refused_for_that_reason(
     assert searched(a_mixed_problem((FAST,), between=None), anew=True).plans
 
 
+@seldom
 def test_llama_70b_on_64_rtx_4090_and_40_v100_has_a_plan_that_is_proved() -> None:
     file = ROOT / "benchmarks" / "problems" / "mixed" / "llama-3.1-70b-rtx4090-v100.json"
     problem = parse_problem(json.loads(file.read_text(encoding="utf-8")))
