@@ -26,8 +26,8 @@ from benchmarks.removed import INGREDIENTS, without
 from meshwright.profiles.profile import Constants, Profile, stack_constants
 from meshwright.solver.accuracy import validate
 from meshwright.solver.calibration.calibrate import default_profile_of
-from meshwright.solver.calibration.fit import TIME_PROCESS
 from meshwright.solver.calibration.observations import Observation, batches_of, log_step_s
+from meshwright.solver.calibration.priors import TIME_PROCESS
 from meshwright.solver.runs.table import CATALOG_RUNS, read_runs
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "how-the-cost-model-works.md"

@@ -212,7 +212,7 @@ def _part_of(part: str, count: str, pointer: str) -> dict[str, Json]:
 
 
 def _is_node(name: str) -> bool:
-    return cloud_instance(name) is not None or is_cluster(name)
+    return is_cluster(name) or cloud_instance(name) is not None
 
 
 def _named_cluster(raw: Mapping[str, object]) -> ClusterSpec:

@@ -46,23 +46,16 @@ from meshwright.service.requests.parse import parse_problem
 from meshwright.service.requests.startable import idle_notes
 from meshwright.solver.accuracy import Report
 from meshwright.solver.accuracy import validate as validate_runs
-from meshwright.solver.answer import (
-    OBJECTIVE_NAMES,
-    Answer,
-    Comparison,
-    Plan,
-    Prediction,
-    Why,
-    settled_problem,
-)
+from meshwright.solver.answer import OBJECTIVE_NAMES, Answer, Plan, Prediction, Why, settled_problem
 from meshwright.solver.calibration.calibrate import calibrate as calibrate_on
-from meshwright.solver.calibration.calibrate import require_credible
 from meshwright.solver.calibration.choose import Choice
+from meshwright.solver.calibration.credible import require_credible
 from meshwright.solver.calibration.observations import Observation
 from meshwright.solver.configuration import Configuration, plan_id_of
 from meshwright.solver.cost.objective import UNITS, natural_objective
 from meshwright.solver.explain.compare import ComparedConfiguration, compared
 from meshwright.solver.explain.reasons import reasons_of
+from meshwright.solver.explanation import Comparison
 from meshwright.solver.planner.launchers import ask_and_compare
 from meshwright.solver.predict import predict as predicted
 from meshwright.solver.problem import OnProgress, Problem, ShouldStop, problem_digest

@@ -15,9 +15,10 @@ from meshwright.service.report.formatting import seconds
 from meshwright.service.report.page import render_page
 from meshwright.service.requests.parse import digest_of, problem_to_mapping
 from meshwright.service.what_if.grid import Method, what_ifs
-from meshwright.solver.answer import Answer, Plan, Timeline, settled_problem, slowest_step_s
+from meshwright.solver.answer import Answer, Plan, settled_problem
 from meshwright.solver.explain.roofline import rooflines_of
 from meshwright.solver.explain.timeline import timelines_of
+from meshwright.solver.explanation import Timeline, slowest_step_s
 from meshwright.solver.predict import profile_of_variant
 from meshwright.solver.problem import Problem
 

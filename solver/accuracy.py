@@ -21,8 +21,9 @@ from meshwright.profiles.profile import Profile
 from meshwright.profiles.units import GIB
 from meshwright.solver.answer import Prediction
 from meshwright.solver.calibration.calibrate import calibrate as calibrated_on
-from meshwright.solver.calibration.calibrate import default_profile_of, least_step_s
+from meshwright.solver.calibration.calibrate import default_profile_of
 from meshwright.solver.calibration.choose import Choice, RunCandidates, measuring_order, random_order
+from meshwright.solver.calibration.credible import least_step_s
 from meshwright.solver.calibration.observations import (
     Observation,
     ProfileOf,

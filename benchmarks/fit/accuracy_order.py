@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.fit.accuracy_tables import error_percent, table
 from meshwright.solver.accuracy import Report, RunPrediction, spearman
-from meshwright.solver.calibration.fit import TIME_PROCESS
+from meshwright.solver.calibration.priors import TIME_PROCESS
 from meshwright.solver.runs.table import Run
 
 LEAST_CONFIGURATIONS, LEAST_RANKED = 5, 3

@@ -13,7 +13,7 @@ from meshwright.profiles.calibration import bounded
 from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.profile import Constants, Profile
 from meshwright.solver.calibration.calibrate import default_profile_of, expected_memory, memory_observation
-from meshwright.solver.calibration.fit import MEMORY_WIDTHS, TIME_WIDTHS, Box, least_in_box
+from meshwright.solver.calibration.fit import Box, least_in_box
 from meshwright.solver.calibration.observations import (
     Batch,
     Observation,
@@ -22,6 +22,7 @@ from meshwright.solver.calibration.observations import (
     log_step_s,
     steps_s_of,
 )
+from meshwright.solver.calibration.priors import MEMORY_WIDTHS, TIME_WIDTHS
 from meshwright.solver.configuration import BoolArray, FloatArray
 from meshwright.solver.runs.table import Run
 

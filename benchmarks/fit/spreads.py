@@ -18,7 +18,7 @@ from benchmarks.fit.evidence import CLUSTER_WEIGHT
 from meshwright.profiles.profile import roughness
 from meshwright.solver.accuracy import RunPrediction
 from meshwright.solver.calibration.calibrate import default_profile_of
-from meshwright.solver.calibration.fit import FACTOR_TAILS, TIME_WIDTHS
+from meshwright.solver.calibration.fit import FACTOR_TAILS
 from meshwright.solver.calibration.observations import (
     Observation,
     ProfileOf,
@@ -26,6 +26,7 @@ from meshwright.solver.calibration.observations import (
     launch_shares,
     log_step_s,
 )
+from meshwright.solver.calibration.priors import TIME_WIDTHS
 from meshwright.solver.configuration import BoolArray, Columns, FloatArray
 from meshwright.solver.cost.residuals import features_of
 from meshwright.solver.cost.uncertainty import OF_EXPERTS, SHARES, shares_of

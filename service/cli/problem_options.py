@@ -14,7 +14,6 @@ from typing import Any, cast
 from meshwright.profiles.documents import pointer, shown, shown_path
 from meshwright.profiles.errors import FieldError, InvalidProblemError, faults_as
 from meshwright.profiles.gpus import NAME
-from meshwright.profiles.importers.text_encoders import ENCODERS
 from meshwright.profiles.inline import cluster_of_words, is_counted
 from meshwright.profiles.library import (
     cloud_instance,
@@ -623,6 +622,8 @@ def model_part(name_or_path: str) -> dict[str, object]:
 
 
 def _pipeline(folder: Path) -> dict[str, object]:
+    from meshwright.profiles.importers.text_encoders import ENCODERS  # noqa: PLC0415 - for a folder alone
+
     encoders = {key: folder / key / "config.json" for key in ENCODERS}
     return {
         "name": folder.resolve().name,

@@ -23,9 +23,8 @@ from meshwright.service.files import ANSWER_FILE, write_text
 from meshwright.service.jobs.answers import answer_from_json, code_digest, is_complete, stored_answer
 from meshwright.service.requests.documents import read_problem_file
 from meshwright.service.requests.parse import digest_of, parse_problem, problem_to_mapping
-from meshwright.solver.answer import Answer, Plan, plan_from_json
+from meshwright.solver.answer import Answer, Plan, plan_from_json, versions
 from meshwright.solver.problem import Problem
-from meshwright.solver.search.answers import versions
 
 MAX_KEPT = 200  # answers; the oldest go first
 _MAX_VERDICTS = 1000
@@ -132,16 +131,15 @@ def path_of(document: Mapping[str, Any], problem: Problem, *, whole: bool = Fals
 
 def known_answer(problem: Problem, profile: Profile) -> Answer | None:
     """Return the whole answer to the same question, kept by the same code with the same costs; or None."""
-    digest = digest_of(problem)
     try:
-        paths = _newest_first(state_folder(), f"{digest[:16]}-*-{_shown_again(problem)}.json")
+        paths = _newest_first(state_folder(), f"{digest_of(problem)[:16]}-*-{_shown_again(problem)}.json")
     except OSError:
         return None
+    question = json.loads(json.dumps(problem_to_mapping(problem))) if paths else None
     for path in paths:
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
-            asked = parse_problem(document["problem"])
-            if document["versions"] == versions(profile) and digest_of(asked) == digest:
+            if document["versions"] == versions(profile) and document["problem"] == question:
                 return answer_from_json(document)
         except (OSError, ValueError, LookupError, TypeError, InvalidProblemError):
             continue

@@ -30,7 +30,6 @@ from meshwright.service.cli.terminal import (
 )
 from meshwright.service.files import ANSWER_FILE, REPORT_FILE, check_folder, save_folder
 from meshwright.service.jobs.answers import answer_document
-from meshwright.service.report.comparison import reading_lines
 from meshwright.service.report.formatting import built_words, wrapped
 from meshwright.service.report.sentences import measure_line
 from meshwright.service.report.table import to_csv
@@ -38,11 +37,7 @@ from meshwright.service.report.terminal import render_answer, render_summary
 from meshwright.service.requests.costs import measured_of_question
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.solver.answer import Answer, Plan
-from meshwright.solver.explain.certainty import runs_to_measure
-from meshwright.solver.planner.launchers import ask_and_compare
-from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem, ShouldStop
-from meshwright.solver.search.certify.judge import forked_child, kept_child
 
 if TYPE_CHECKING:  # a search whose answer is only printed loads none of them
     from meshwright.launchers.reading.base import LaunchFile
@@ -80,7 +75,7 @@ def run_plan(
         check_folder(save_dir, force=force, problem=problem_to_mapping(problem))
     with cancellable() as should_stop:
         answer, whole = _answered(problem, profile, should_stop)
-        worth = runs_to_measure(problem, profile, answer.ranking, measure_next) if measure_next else None
+        worth = _worth_measuring(problem, profile, answer, measure_next) if measure_next else None
         measured = measured_of_question(problem, profile, calibration)
         document = _document(answer, problem, measured, worth)
         if answer.plans or (answer.infeasible and answer.infeasible.closest):
@@ -111,12 +106,23 @@ def _answered(problem: Problem, profile: Profile, should_stop: ShouldStop) -> tu
     known = known_answer(problem, profile)
     if known is not None:
         return known, True
+    from meshwright.solver.planner.launchers import ask_and_compare  # noqa: PLC0415 - a kept answer needs no search
+    from meshwright.solver.search.certify.judge import forked_child  # noqa: PLC0415 - the same
+
     line, begun_s = ProgressLine(), time.monotonic()
     with forked_child():
         answer = ask_and_compare(problem, profile, on_progress=line.show, should_stop=should_stop)
     line.clear()
     in_time = time.monotonic() - begun_s < problem.options.time_limit_s
     return answer, in_time and not should_stop()
+
+
+def _worth_measuring(
+    problem: Problem, profile: Profile, answer: Answer, number: int
+) -> Sequence[tuple[Plan, float]]:
+    from meshwright.solver.explain.certainty import runs_to_measure  # noqa: PLC0415 - for --measure-next alone
+
+    return runs_to_measure(problem, profile, answer.ranking, number)
 
 
 def _document(
@@ -184,6 +190,8 @@ def _print(
 def say_reading(found: LaunchFile, form: Form) -> None:
     """Print the notes on a launch file: before the table, or on stderr if stdout is JSON or CSV."""
     if form == "table":
+        from meshwright.service.report.comparison import reading_lines  # noqa: PLC0415 - for a launch file
+
         console = screen()
         console.print(reading_lines(found.notes, found.unread, width=console.width))
         return
@@ -213,6 +221,7 @@ def run_sweep(request: Request, *, form: Form, calibration: Sequence[Path] | Non
     from meshwright.service.jobs.joining import join  # noqa: PLC0415 - only for a sweep
     from meshwright.service.report.points import points_to_csv, render_points  # noqa: PLC0415 - the same
     from meshwright.service.requests.jobs import read_job_request  # noqa: PLC0415 - the same
+    from meshwright.solver.search.certify.judge import kept_child  # noqa: PLC0415 - the same
 
     sweep = read_job_request(request, parse_problem).sweep
     if sweep is None:
@@ -240,6 +249,7 @@ def _solved(
 ) -> Iterator[SolvedPoint]:
     """The points one after the other; Ctrl-C ends the one at hand, and those after it are not begun."""
     from meshwright.service.jobs.joining import SolvedPoint  # noqa: PLC0415 - only for a sweep
+    from meshwright.solver.planner.plan import ask  # noqa: PLC0415 - the same
 
     line = ProgressLine()
     for point, problem in zip(sweep.points, sweep.problems, strict=True):

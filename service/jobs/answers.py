@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
@@ -115,12 +116,12 @@ def code_digest() -> str:
     Between two releases it is the version.
     """
     digest = hashlib.sha256()
-    for room in (Path(profiles.__path__[0]), Path(solver.__path__[0])):
-        for file in sorted(room.rglob("*.*"), key=str):
-            if file.suffix not in _DECIDING:
-                continue
-            digest.update(str(file).removeprefix(str(room)).encode())
-            digest.update(file.read_bytes())
+    for room in (profiles.__path__[0], solver.__path__[0]):
+        names = (f"{folder}/{name}" for folder, _, files in os.walk(room) for name in files)
+        for name in sorted(name for name in names if name.endswith(_DECIDING)):
+            digest.update(name.removeprefix(room).encode())
+            with Path(name).open("rb", buffering=0) as file:
+                digest.update(file.read())
     return digest.hexdigest()[:12]
 
 

@@ -25,7 +25,7 @@ from meshwright.service.replan.resharding import Moved, exchange_s, load_s, move
 from meshwright.service.replan.ways import FinishOption, Kind, Layout, Replan
 from meshwright.service.what_if.changes import WhatIfQuestion, with_groups
 from meshwright.solver.answer import Prediction
-from meshwright.solver.calibration.calibrate import require_credible
+from meshwright.solver.calibration.credible import require_credible
 from meshwright.solver.clock import CpuWatch
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.cost.objective import CHECKPOINT_BYTES_PER_WEIGHT, slowdown

@@ -10,8 +10,9 @@ from rich.text import Text
 
 from meshwright.profiles.figures import tied
 from meshwright.service.report import formatting as figures
-from meshwright.solver.answer import Comparison, Prediction, Step
+from meshwright.solver.answer import Prediction
 from meshwright.solver.configuration import Configuration
+from meshwright.solver.explanation import Comparison, Step
 
 _SHOWN_TERMS = 2
 _NOTICEABLE = 0.002  # of the step: smaller parts of a difference are not named

@@ -29,7 +29,8 @@ from meshwright.service.report.verdict import (
     verdict_of,
 )
 from meshwright.service.report.what_if import WhatIfs
-from meshwright.solver.answer import Answer, Plan, Prediction, Roofline, Timeline, slowest_step_s
+from meshwright.solver.answer import Answer, Plan, Prediction
+from meshwright.solver.explanation import Roofline, Timeline, slowest_step_s
 from meshwright.solver.problem import Problem
 
 MOST_PASSES = 12_000  # drawn in one report, all plans together

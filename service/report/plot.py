@@ -14,7 +14,8 @@ from meshwright.service.report.charts.palette import MEMORY_COLORS, PASS_COLORS,
 from meshwright.service.report.charts.timeline import HEIGHT, STRIPE, WIDTH, TimelineChart, timeline_chart
 from meshwright.service.report.formatting import LONG_NAMES, configuration_words, words
 from meshwright.service.report.question import title_of
-from meshwright.solver.answer import Answer, Plan, Timeline
+from meshwright.solver.answer import Answer, Plan
+from meshwright.solver.explanation import Timeline
 from meshwright.solver.problem import Problem
 
 if TYPE_CHECKING:

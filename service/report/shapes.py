@@ -8,7 +8,7 @@ from rich.text import Text
 
 from meshwright.service.report import formatting as figures
 from meshwright.service.report.question import header
-from meshwright.solver.answer import ShapeAdvice
+from meshwright.solver.explanation import ShapeAdvice
 from meshwright.solver.problem import Problem
 
 _BILLION = 1e9

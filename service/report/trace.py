@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from meshwright.solver.answer import KINDS, RankTimeline, Timeline, slowest_step_s, window
+from meshwright.solver.explanation import RankTimeline, Timeline, slowest_step_s, window
+from meshwright.solver.schedules.simulate import KINDS
 
 MOST_EVENTS = 60_000  # passes of a trace; longer steps lose their middle, with a note
 _US = 1e6  # microseconds of a second

@@ -24,12 +24,8 @@ from meshwright.service.requests.profiles import read_given
 from meshwright.service.stores.lessons import MAX_RUNS, given_of, observation_of, observations_of
 from meshwright.service.stores.profiles import keep_profile, profile_id_of, scope_of
 from meshwright.solver.answer import Prediction, settled_problem
-from meshwright.solver.calibration.calibrate import (
-    calibrate,
-    default_profile_of,
-    impossible,
-    require_credible,
-)
+from meshwright.solver.calibration.calibrate import calibrate, default_profile_of, impossible
+from meshwright.solver.calibration.credible import require_credible
 from meshwright.solver.calibration.observations import Observation, require_equal_nodes
 from meshwright.solver.configuration import Configuration, configuration_from_json
 from meshwright.solver.predict import predict, predict_all

@@ -38,7 +38,7 @@ from meshwright.service.requests.profiles import (
     taken,
 )
 from meshwright.service.stores.lessons import given_of
-from meshwright.solver.calibration.calibrate import IncredibleCalibrationError
+from meshwright.solver.calibration.credible import IncredibleCalibrationError
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Problem
 

@@ -28,8 +28,8 @@ from meshwright.service.files import write_text
 from meshwright.service.tuning.runs import LOG_FILE, OUT, RunResult, end_leftovers
 from meshwright.solver.answer import Odds, Plan, ranked_plans, settled_problem
 from meshwright.solver.calibration.calibrate import calibrate, default_profile_of, impossible
-from meshwright.solver.calibration.fit import TIME_PROCESS
 from meshwright.solver.calibration.observations import Observation
+from meshwright.solver.calibration.priors import TIME_PROCESS
 from meshwright.solver.explain.certainty import log_covariance, odds_of, runs_to_measure
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem, problem_digest

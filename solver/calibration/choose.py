@@ -16,7 +16,6 @@ from typing import Literal
 import numpy as np
 
 from meshwright.profiles.profile import squared_distances
-from meshwright.solver.calibration.fit import TIME_PROCESS, TIME_WIDTHS, kinds_of, spreads_of
 from meshwright.solver.calibration.observations import (
     Observation,
     ProfileOf,
@@ -24,6 +23,7 @@ from meshwright.solver.calibration.observations import (
     log_step_s,
     roughness_of,
 )
+from meshwright.solver.calibration.priors import TIME_PROCESS, TIME_WIDTHS, kinds_of, spreads_of
 from meshwright.solver.configuration import FloatArray, IntArray
 from meshwright.solver.cost.residuals import features_of
 from meshwright.solver.cost.uncertainty import shared_spreads

@@ -23,8 +23,9 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.measured.layers import LayerRatio, MeasuredLayers, Part
 from meshwright.profiles.measured.profile import MeasuredProfile, link_of
 from meshwright.profiles.profile import Constants, Profile, with_own_shares
-from meshwright.solver.calibration.fit import TIME_WIDTHS, Box, Process, Runs, fit
+from meshwright.solver.calibration.fit import Box, Runs, fit
 from meshwright.solver.calibration.observations import with_offsets
+from meshwright.solver.calibration.priors import TIME_WIDTHS, Process
 from meshwright.solver.configuration import Columns, Configuration, FloatArray
 from meshwright.solver.cost.compute import Gemm, core_attention, gemm_seconds
 from meshwright.solver.cost.context import context_of

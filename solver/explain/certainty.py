@@ -19,8 +19,8 @@ import numpy as np
 from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Odds, Plan
 from meshwright.solver.calibration.choose import RunCandidates
-from meshwright.solver.calibration.fit import TIME_PROCESS, TIME_WIDTHS
 from meshwright.solver.calibration.observations import Observation, with_offsets
+from meshwright.solver.calibration.priors import TIME_PROCESS, TIME_WIDTHS
 from meshwright.solver.configuration import Columns, FloatArray
 from meshwright.solver.cost.evaluation import Evaluation, Pipeline, Stage, StageTable, evaluate
 from meshwright.solver.cost.pipelines import PricedPipelines

@@ -15,12 +15,13 @@ from functools import cache
 from itertools import groupby, pairwise
 
 from meshwright.profiles.profile import Profile
-from meshwright.solver.answer import Comparison, Prediction, Step
+from meshwright.solver.answer import Prediction
 from meshwright.solver.configuration import SHORT_NAMES, VARIABLES, Configuration
 from meshwright.solver.cost.context import facts_as_run
 from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.explain.alternatives import RuleJudge, settle
 from meshwright.solver.explain.waterfall import waterfalls
+from meshwright.solver.explanation import Comparison, Step
 from meshwright.solver.predict import predicted
 from meshwright.solver.problem import Problem
 from meshwright.solver.splits import even_split

@@ -15,11 +15,12 @@ from typing import Literal
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import Profile
-from meshwright.solver.answer import NearbyShape, Prediction, ShapeAdvice
+from meshwright.solver.answer import Prediction
 from meshwright.solver.check import violations
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.explain.alternatives import settle
 from meshwright.solver.explain.remedies import fastest
+from meshwright.solver.explanation import NearbyShape, ShapeAdvice
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
 from meshwright.solver.splits import divisors

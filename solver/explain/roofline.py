@@ -9,7 +9,6 @@ import numpy as np
 
 from meshwright.profiles.model import LayerKind
 from meshwright.profiles.profile import Profile
-from meshwright.solver.answer import OperatorPoint, Roofline
 from meshwright.solver.configuration import Configuration, FloatArray
 from meshwright.solver.cost.compute import (
     Gemm,
@@ -23,6 +22,7 @@ from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.pipelines import PricedPipelines
 from meshwright.solver.cost.stages import LayerLayout
+from meshwright.solver.explanation import OperatorPoint, Roofline
 from meshwright.solver.problem import Problem
 
 _ELEMENT_BYTES = {"fp8": 1.0, "fp4": 0.5}  # of an input; 2 otherwise, and of every output

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 
 from meshwright.profiles.profile import Profile
-from meshwright.solver.answer import KINDS, RankTimeline, Timeline
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.cost.evaluation import Pipeline, can_simulate, evaluate
+from meshwright.solver.explanation import RankTimeline, Timeline
 from meshwright.solver.problem import Problem
 from meshwright.solver.schedules.schedule import BYPASSES_SYNC
-from meshwright.solver.schedules.simulate import Passes, passes_of, rank_finish_s
+from meshwright.solver.schedules.simulate import KINDS, Passes, passes_of, rank_finish_s
 
 MOST_PASSES = 2**16  # that are kept as columns; of longer steps the first micro-batches
 

@@ -35,7 +35,6 @@ from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.objective import counts_busy, is_plain
 from meshwright.solver.explain.alternatives import RuleJudge, moves_of, settle
 from meshwright.solver.explain.reference import switches_of, usual_meshes
-from meshwright.solver.explain.remedies import groups_alone
 from meshwright.solver.planner.recipes import (
     STATES,
     WORTH_OF_A_RECIPE,
@@ -612,6 +611,10 @@ def _launchers(problem: Problem) -> Iterator[Change]:
 
 def _alone(problem: Problem, profile: Profile, answer: Answer, *, seconds: float) -> Iterator[Lever]:
     """Yield what one of unlike node groups saves alone, each by a search of at most so many seconds."""
+    if problem.cluster.is_homogeneous:
+        return
+    from meshwright.solver.explain.remedies import groups_alone  # noqa: PLC0415 - for unlike nodes alone
+
     for one in groups_alone(problem, profile):
         look()
         change = Change(

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from meshwright.solver.answer import ParetoFront, ParetoPoint
-from meshwright.solver.calibration.calibrate import require_credible
+from meshwright.solver.calibration.credible import require_credible
 from meshwright.solver.clock import Watch, look
 from meshwright.solver.configuration import Columns
 from meshwright.solver.planner.variants import Variant, with_launchers

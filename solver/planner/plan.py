@@ -20,7 +20,7 @@ from meshwright.solver.answer import (
     with_gaps,
     words_of_none,
 )
-from meshwright.solver.calibration.calibrate import require_credible
+from meshwright.solver.calibration.credible import require_credible
 from meshwright.solver.clock import Watch, relative_gap
 from meshwright.solver.configuration import Configuration, mesh_of, plan_id_of
 from meshwright.solver.cost.evaluation import evaluate

@@ -15,7 +15,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from meshwright.solver.answer import KINDS
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import SPLIT_BACKWARD, BoolArray, FloatArray, IntArray
 from meshwright.solver.problem import InvalidPlanError
@@ -181,6 +180,7 @@ def run_orders(
 # The passes behind the simulated finish: which one each rank runs when, as columns.
 
 
+KINDS = ("forward", "backward", "input_gradient", "weight_gradient")  # by code
 FORWARD, BACKWARD, INPUT, WEIGHT = range(len(KINDS))
 Seconds = tuple[tuple[float, ...], ...]  # forward, whole backward, weight gradient (or nothing) by chunk
 
@@ -189,7 +189,7 @@ Seconds = tuple[tuple[float, ...], ...]  # forward, whole backward, weight gradi
 class Passes:
     """Passes of one rank in their order; arrays have one entry each."""
 
-    kind: IntArray  # codes of ``meshwright.solver.answer.KINDS``
+    kind: IntArray  # codes of KINDS
     chunk: IntArray
     micro_batch: IntArray
     start_s: FloatArray

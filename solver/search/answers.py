@@ -16,7 +16,7 @@ from meshwright.solver.answer import (
     Plan,
     RankFloors,
     Status,
-    version_of,
+    versions,
     with_gaps,
 )
 from meshwright.solver.check import violations_of_all
@@ -218,12 +218,3 @@ def runs_note(profile: Profile) -> dict[str, str]:
     learnt = [one.learnt_from for one in profile.by_group] or [profile.learnt_from]
     fewest = min(map(len, learnt))  # of a mixed cluster, each node group has its own
     return {MEASURED_RUNS: str(fewest)} if fewest else {}
-
-
-def versions(profile: Profile) -> dict[str, str]:
-    """Return the versions of the software in use; OR-Tools is named without being loaded."""
-    return {
-        "profile": profile.version,
-        "meshwright": version_of("meshwright"),
-        "solver": version_of("ortools"),
-    }

@@ -8,14 +8,16 @@ are replayed where the row asks for it, or as few of them as let it fit (``recom
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
 from meshwright.solver.clock import look
-from meshwright.solver.configuration import BoolArray, FloatArray, IntArray
+from meshwright.solver.configuration import BoolArray, FloatArray, IntArray, distinct
 from meshwright.solver.cost.stages import step_of_end_s
+from meshwright.solver.schedules.schedule import in_a_v, in_flight
 from meshwright.solver.search.bounds import (
     SAFETY,
     end_limit_s,
@@ -25,11 +27,13 @@ from meshwright.solver.search.bounds import (
     split_s,
     whole_layers_s,
 )
-from meshwright.solver.search.memory_limits import by_rank, groups_of_shape, held_by_rank, room_bytes
+from meshwright.solver.search.memory_limits import groups_of_shape, room_beside_ends_bytes, room_bytes
 from meshwright.solver.search.recompute_by_stage import FirstLayers, Replays
 from meshwright.solver.search.rows import RankCosts, Rows, at, furthest, share_of, sums_of
 from meshwright.solver.search.splits import even_chunks
 
+Values = TypeVar("Values", FloatArray, IntArray, BoolArray)
+_ROUNDING, _NO_TURN = 1e-9, 1e-200
 _SHARES = (0.0, 0.5, 0.7, 0.85, 0.95, 1.05, 1.2, 1.5)  # of an even share: where pieces begin
 
 
@@ -67,6 +71,8 @@ class _Stage:
 
     rank: int
     used: IntArray  # layers before it
+    early: FloatArray  # w - 1
+    turns: FloatArray  # m - w - 1
     free_bytes: FloatArray  # what its memory leaves for its layers
     chain_s: FloatArray  # what (A) leaves for a micro-batch of them
     back_s: FloatArray  # what (B) leaves for (m - 1) T - (w - 1) F
@@ -83,14 +89,17 @@ class _Filling:
     forward_s: FloatArray
     states_bytes: FloatArray
     kept_bytes: FloatArray  # of one micro-batch in flight
-    held: FloatArray  # (n, p)
-    room_bytes: FloatArray  # (n, p)
+    held: FloatArray  # (p, n)
+    room_bytes: FloatArray  # (p, n)
+    rank_time_s: FloatArray  # of a micro-batch, apart from layers, (p, n)
+    rank_forward_s: FloatArray
+    in_turn: BoolArray  # (n,)
     first: FirstLayers
     replays: Replays
 
     @classmethod
     def of(cls, rows: Rows, p: int) -> _Filling:
-        prices, held = rows.prices, rows.held[:, :p].astype(np.float64)
+        prices, held, ranks = rows.prices, rows.held[:, :p].astype(np.float64), RankCosts.of(rows)
         return cls(
             rows=rows,
             p=p,
@@ -98,8 +107,11 @@ class _Filling:
             forward_s=sums_of(rows, prices.forward_s[:, :-2]),
             states_bytes=sums_of(rows, prices.state_bytes[:, :-2]),
             kept_bytes=sums_of(rows, rows.least_kept_bytes[:, :-2]),
-            held=held,
-            room_bytes=room_bytes(rows, held[:, None, :]),
+            held=np.ascontiguousarray(held.T),
+            room_bytes=np.ascontiguousarray(room_bytes(rows, held[:, None, :]).T),
+            rank_time_s=np.ascontiguousarray(ranks.time_s.T),
+            rank_forward_s=np.ascontiguousarray(ranks.forward_s.T),
+            in_turn=in_turn(rows),
             first=FirstLayers.of(rows),
             replays=Replays.of(rows),
         )
@@ -112,11 +124,10 @@ class _Filling:
         used = np.zeros(len(rows), dtype=np.int64)
         alive = np.ones(len(rows), dtype=np.bool_)
         for rank in range(self.p):
-            end = self._end(self._stage(rank, used, limit))
-            end = np.minimum(end, num_layers - (self.p - 1 - rank) * rows.smallest_chunk)
-            least = rows.smallest_chunk if rank else np.maximum(low, rows.smallest_chunk)
-            end = end if rank else np.minimum(end, high)
-            alive &= end - used >= least
+            most = num_layers - (self.p - 1 - rank) * rows.smallest_chunk
+            most = most if rank else np.minimum(most, high)
+            end = np.minimum(self._end(self._stage(rank, used, limit), int(most.max())), most)
+            alive &= end - used >= (rows.smallest_chunk if rank else np.maximum(low, rows.smallest_chunk))
             if not alive.any():
                 break
             used = np.maximum(end, used)
@@ -124,44 +135,46 @@ class _Filling:
 
     def _stage(self, rank: int, used: IntArray, limit: FloatArray) -> _Stage:
         """Return a rank's limits behind ``used`` layers; ``limit`` is without rank 0's tail."""
-        rows, prices = self.rows, self.rows.prices
-        own, forward = rows.chunk_s, prices.every_forward_s
+        rows, forward = self.rows, self.rank_forward_s[rank]
+        missing_bytes, longer_s = self.first.beyond_least(used)
+        own = self.rank_time_s[rank] + longer_s
         before = np.zeros(len(rows))
-        if rank == 0:
-            own, forward = own + rows.embedding_s, forward + prices.forward_s[:, -2]
-        else:
+        if rank:
             before = at(self.time_s, used) + rows.embedding_s + rank * rows.chunk_s
-        if rank == self.p - 1:
-            own, forward = own + rows.head_s, forward + prices.forward_s[:, -1]
-        longer = self.first.longer_s(used)
-        own, early = own + longer, np.minimum(rows.m, self.p - rank)
-        turns = rows.m - early - 1.0
+        early = np.minimum(rows.m, self.p - rank) - 1.0
+        turns = rows.m - early - 2.0
         least = rows.total_s - rows.longer_replay_s  # as ``before``: with the shortest replay of each stage
         steady = limit - rows.total_s - (least - before) - turns * own
-        turns_back = limit - (rows.m - 1.0) * own + (early - 1.0) * forward
+        turns_back = limit - (rows.m - 1.0) * own + early * forward
         return _Stage(
             rank=rank,
             used=used,
-            free_bytes=self.room_bytes[:, rank] - self.held[:, rank] * self.first.missing_bytes(used),
+            early=early,
+            turns=np.maximum(turns, 0.0),
+            free_bytes=self.room_bytes[rank] - self.held[rank] * missing_bytes,
             chain_s=(limit - before) / rows.m - own,
-            back_s=turns_back - np.maximum(rows.total_s, least + longer),
-            steady_s=np.where(in_turn(rows) & (turns >= 0.0), steady, np.inf),
+            back_s=turns_back - np.maximum(rows.total_s, least + longer_s),
+            steady_s=np.where(self.in_turn & (turns >= 0.0), steady, np.inf),
         )
 
-    def _end(self, stage: _Stage) -> IntArray:
-        """Return the last layer that a rank may hold, (n,)."""
-        rows, used, held = self.rows, stage.used, self.held[:, stage.rank]
-        early = np.minimum(rows.m, self.p - stage.rank)
-        turns = np.maximum(rows.m - early - 1.0, 0.0)
-        weighs = self.states_bytes + held * self.kept_bytes
-        late = (rows.m - 1.0) * self.time_s - (early - 1.0) * self.forward_s
-        ends = (
-            furthest(weighs, used, stage.free_bytes),
-            furthest(self.time_s, used, stage.chain_s),
-            furthest(late, used, stage.back_s),
-            furthest(turns * self.time_s, used, stage.steady_s),
-        )
-        end = np.minimum.reduce(ends)
+    def _end(self, stage: _Stage, most: int) -> IntArray:
+        """Return the last layer, of the first ``most``, that a rank may hold, (n,)."""
+        rows, used, held = self.rows, stage.used, self.held[stage.rank]
+        least = int(used.min())
+        begin, some = used * len(rows) + np.arange(len(rows)), slice(least, most + 1)
+        time, forward = self.time_s[some], self.forward_s[some]
+        time_then = self.time_s.take(begin)
+        steady_s = stage.steady_s / np.maximum(stage.turns, _NO_TURN)
+        fits = time <= _ample(time_then + np.minimum(stage.chain_s, steady_s))
+        late = (rows.m - 1.0) * time
+        late -= stage.early * forward
+        late_then = (rows.m - 1.0) * time_then - stage.early * self.forward_s.take(begin)
+        fits &= late <= _ample(late_then + stage.back_s)
+        weight = held * self.kept_bytes[some]
+        weight += self.states_bytes[some]
+        weight_then = held * self.kept_bytes.take(begin) + self.states_bytes.take(begin)
+        fits &= weight <= _ample(weight_then + stage.free_bytes)
+        end = least - 1 + np.add.reduce(fits.view(np.uint8), axis=0, dtype=np.int64)
         return self._replayed_end(stage, end) if len(self.replays.own) else end
 
     def _replayed_end(self, stage: _Stage, end: IntArray) -> IntArray:
@@ -179,22 +192,19 @@ class _Filling:
     def _within(self, stage: _Stage, end: IntArray) -> BoolArray:
         """Return whether rows with own counts keep (A), (B) and (H) with layers up to ``end``, (k,)."""
         own = self.replays.own
-        m, used = self.rows.m[own], stage.used[own]
-        early = np.minimum(m, self.p - stage.rank)
-        held = self.held[own, stage.rank]
+        m, used, held = self.rows.m[own], stage.used[own], self.held[stage.rank, own]
         again = self.replays.least_s(used, end, stage.free_bytes[own], held)
         width = self.time_s.shape[1]
         time = self.time_s.take(end * width + own) - self.time_s.take(used * width + own)
         forward = self.forward_s.take(end * width + own) - self.forward_s.take(used * width + own)
         able = time + again <= _ample(stage.chain_s[own])
-        late = (m - 1.0) * time - (early - 1.0) * forward + m * again
-        turns = np.maximum(m - early - 1.0, 0.0)
+        late = (m - 1.0) * time - stage.early[own] * forward + m * again
         able &= late <= _ample(stage.back_s[own])
-        return np.asarray(able & (turns * (time + again) <= _ample(stage.steady_s[own])))
+        return np.asarray(able & (stage.turns[own] * (time + again) <= _ample(stage.steady_s[own])))
 
 
 def _ample(room: FloatArray) -> FloatArray:
-    return np.asarray(room + 1e-9 * np.abs(room))
+    return np.asarray(room + _ROUNDING * np.abs(room))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -212,91 +222,185 @@ def _ample(room: FloatArray) -> FloatArray:
 # alone; the answer is weaker than the exact one, and valid.
 
 
-_ROUNDING = 1e-9
 _BISECTIONS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
-    """Least cost of all layers of rows of one shape, on the ranks that hold them."""
+class Pipelines:
+    """Ranks of rows with p of them, whatever their chunks and schedules.
 
-    rows: Rows
-    each: FloatArray  # what a layer of each kind costs on each rank, (n, p, K) or (n, 1, K)
-    cheapest: FloatArray  # the least of the kinds', (n, p) or (n, 1)
-    aside: FloatArray  # what the least layers of every chunk of a rank cost, (n, p)
+    Rows with like pipelines share an entry of the tables: (p, g) by rank, (g,) of one chunk.
+    """
+
+    of_row: IntArray  # entry of each row, (n,)
+    num_layers: int
+    counts: FloatArray  # layers of each kind, (K, 1)
+    aside: IntArray  # layers that all chunks hold at least, (n,)
+    smallest: IntArray  # those of one, (n,)
+    held: FloatArray  # micro-batches in flight, of all chunks together
+    least_held: FloatArray  # of the chunk with fewest
+    most_held: FloatArray
+    slope: FloatArray  # of n layers on a rank ``slope * n - offset`` are in flight at least
+    offset: FloatArray
+    first_held: FloatArray  # of the model's first chunk
+    last_held: FloatArray
+    kinds: BoolArray  # that a rank can hold, (K, p, g)
+    chunks_of: tuple[tuple[BoolArray, FloatArray], ...]  # kinds (K,) and how many chunks can hold them
+
+    @classmethod
+    def of(cls, rows: Rows) -> Pipelines:
+        """Return the pipelines of rows with as many ranks each."""
+        c, smallest = rows.columns, rows.smallest_chunk
+        shape = [c.virtual_pipeline_size, c.num_microbatches, c.pipeline_schedule, smallest]
+        first, of_row = distinct(shape)
+        c, least, p = c.take(first), smallest[first], int(rows.p[0])
+        v = c.virtual_pipeline_size
+        chunks = p * int(v.max())
+
+        def by_rank(values: Values) -> Values:
+            """Return chunks' values (g, C) by rank, (v, p, g); absent chunks are last."""
+            apart = values.reshape(len(v), -1, p).copy()
+            turns = in_a_v(c)
+            apart[turns, 1:2] = apart[turns, 1:2, ::-1]
+            return np.ascontiguousarray(apart.transpose(1, 2, 0))
+
+        there = np.arange(chunks) < (p * v)[:, None]
+        by_chunk = in_flight(c).astype(np.float64)
+        held, present = by_rank(by_chunk), by_rank(there)
+        slope, offset = _lightest(held, v)
+        several = np.flatnonzero(v > 1)
+        if len(several):  # the model's first chunk is as small as it may be
+            own = held[:, :1, several]
+            mean, loose = _lightest(own[1:], v[several] - 1)
+            slope[:1, several] = mean
+            offset[:1, several] = loose + (mean - own[0]) * least[several]
+        reachable = _reachable(rows, p * v, least, chunks)
+        chosen, which = distinct([of_kind.ravel() for of_kind in reachable])
+        which = by_rank(np.where(there, which.reshape(there.shape), -1))
+        masks = reachable.reshape(len(reachable), -1)[:, chosen].T
+        number = [(which == at).sum(axis=0) for at in range(len(masks))]
+        of_ranks = [mask[:, None, None] & (has > 0) for mask, has in zip(masks, number, strict=True)]
+        return cls(
+            of_row=of_row,
+            num_layers=rows.layout.num_layers,
+            counts=rows.layout.cumulative[-1].astype(np.float64)[:, None],
+            aside=rows.p * rows.v * smallest,
+            smallest=smallest,
+            held=held.sum(axis=0),
+            least_held=np.where(present, held, np.inf).min(axis=0),
+            most_held=held.max(axis=0),
+            slope=slope,
+            offset=offset,
+            first_held=by_chunk[:, 0],
+            last_held=by_chunk[np.arange(len(v)), p * v - 1],
+            kinds=np.logical_or.reduce(of_ranks),
+            chunks_of=tuple(zip(masks, (has.astype(np.float64) for has in number), strict=True)),
+        )
+
+    def take(self, index: IntArray) -> Pipelines:
+        """Return those of some of the rows."""
+        return replace(
+            self, of_row=self.of_row[index], aside=self.aside[index], smallest=self.smallest[index]
+        )
+
+    def each(self, values: Values) -> Values:
+        """Return a table's values of every row, (…, n)."""
+        return values.take(self.of_row, axis=-1)
+
+
+def _lightest(held: FloatArray, chunks: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Return slope and offset of the micro-batches in flight of layers on a rank, (p, g) each.
+
+    ``held`` is (v, p, g), 0 behind the last of a pipeline's ``chunks``, (g,). With q layers in every chunk
+    and one more in the last e of them they are q sum(held) + sum(last e).
+    """
+    slope = held.sum(axis=0) / chunks
+    spared = np.cumsum(held, axis=0) - np.arange(1, len(held) + 1)[:, None, None] * slope
+    return slope, np.asarray(spared.max(axis=0, initial=0.0))
+
+
+def _reachable(rows: Rows, chunks: IntArray, smallest: IntArray, most: int) -> BoolArray:
+    """Return whether each of up to ``most`` chunks can hold a layer of each kind, (K, g, C).
+
+    Args:
+        rows: of the model.
+        chunks: of each pipeline, (g,).
+        smallest: number of layers of a chunk, (g,).
+        most: C.
+    """
+    cumulative, num_layers = rows.layout.cumulative, rows.layout.num_layers
+    chunk, smallest = np.arange(most), smallest[:, None]
+    begin = np.minimum(chunk * smallest, num_layers)
+    end = np.clip(num_layers - (chunks[:, None] - 1 - chunk) * smallest, begin, num_layers)
+    there = (cumulative[end] > cumulative[begin]).transpose(2, 0, 1)
+    return np.asarray(there | ~there.any(axis=0))  # no layer is left: not a row of the space
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """Least cost of all layers of rows with as many ranks, on the ranks that hold them."""
+
+    pipelines: Pipelines
+    each: FloatArray  # what a layer of each kind costs on each rank, (K, p, n) or (K, 1, n)
+    cheapest: FloatArray  # the least of the kinds', (p, n) or (1, n)
+    aside: FloatArray  # what the least layers of every chunk of a rank cost, (p, n)
     whole: FloatArray  # all layers, each on the rank where it costs least, (n,)
 
     @classmethod
-    def of(cls, rows: Rows, each: FloatArray) -> Needs:
-        """Return the needs of rows of one shape."""
-        counts = rows.layout.cumulative[-1].astype(np.float64)
-        least = np.where(_reachable_by_rank(rows), each[:, None], np.inf).min(axis=3)
+    def of(cls, pipelines: Pipelines, each: FloatArray) -> Needs:
+        """Return the needs of rows with these pipelines."""
+        least = [pipelines.each(number) * each[kinds].min(axis=0) for kinds, number in pipelines.chunks_of]
         return cls(
-            rows=rows,
+            pipelines=pipelines,
             each=each,
-            cheapest=each.min(axis=2),
-            aside=least.sum(axis=1) * rows.smallest_chunk[:, None],
-            whole=each.min(axis=1) @ counts * (1.0 - _ROUNDING),
+            cheapest=each.min(axis=0),
+            aside=np.add.reduce(least) * pipelines.smallest,
+            whole=(each.min(axis=1) * pipelines.counts).sum(axis=0) * (1.0 - _ROUNDING),
         )
 
     def fit_in(self, room: FloatArray) -> BoolArray:
-        """Return whether all layers may fit if a rank's may cost so much (n, p); shape (n,)."""
-        rows, counts = self.rows, self.rows.layout.cumulative[-1].astype(np.float64)
-        ample = room + _ROUNDING * np.abs(room)
+        """Return whether all layers may fit if a rank's may cost so much (p, n); shape (n,)."""
+        pipelines = self.pipelines
+        ample = _ample(room)
         left = ample - self.aside
-        able = (left >= 0.0).all(axis=1)
+        able = (left >= 0.0).all(axis=0)
         left = np.maximum(left, 0.0)
-        aside = rows.p * rows.v * rows.smallest_chunk
-        alone = np.floor(share_of(left[:, :, None], self.each)).sum(axis=1)
-        able &= (alone >= counts - aside[:, None]).all(axis=1)
-        able &= np.floor(share_of(left, self.cheapest)).sum(axis=1) >= rows.layout.num_layers - aside
-        return np.asarray(able & (np.maximum(ample, 0.0).sum(axis=1) >= self.whole))
+        alone = np.floor(share_of(left, self.each)).sum(axis=1)
+        able &= (alone >= pipelines.counts - pipelines.aside).all(axis=0)
+        together = np.floor(share_of(left, self.cheapest)).sum(axis=0)
+        able &= together >= pipelines.num_layers - pipelines.aside
+        return np.asarray(able & (np.maximum(ample, 0.0).sum(axis=0) >= self.whole))
 
 
-def _reachable_by_rank(rows: Rows) -> BoolArray:
-    """Return ``_reachable`` of each rank's chunks, (1 or n, v, p, K); one row if all are alike."""
-    one = rows.take([0]) if _are_alike(rows) else rows
-    return by_rank(one, int(rows.p[0]), int(rows.v[0]), _reachable(one))
-
-
-def _are_alike(rows: Rows) -> bool:
-    same = (rows.smallest_chunk == rows.smallest_chunk[:1]).all() and (rows.in_a_v == rows.in_a_v[:1]).all()
-    return bool(same) and len(rows) > 0
-
-
-def _reachable(rows: Rows) -> BoolArray:
-    """Return whether each chunk can hold a layer of each kind, (n, C, K)."""
-    cumulative, num_layers = rows.layout.cumulative, rows.layout.num_layers
-    chunks, smallest = int(rows.p[0] * rows.v[0]), rows.smallest_chunk[:, None]
-    chunk = np.arange(chunks)[None, :]
-    begin = np.minimum(chunk * smallest, num_layers)
-    end = np.maximum(num_layers - (chunks - 1 - chunk) * smallest, begin)
-    there = cumulative[end] > cumulative[begin]
-    return np.asarray(there | ~there.any(axis=2, keepdims=True))  # no layer is left: not a row of the space
+def _by_kind(values: FloatArray) -> FloatArray:
+    """Return values of layers (n, K) as (K, 1, n)."""
+    return np.ascontiguousarray(values.T)[:, None]
 
 
 Reach = Callable[..., BoolArray]  # (step_s, closely) -> whether rows may have a split that is not slower
 
 
-def _interleaved(rows: Rows, pp: int, vpp: int) -> Reach:
-    """Test rows of one shape, all of which may fit, for a split that simulates within a time."""
-    prices, m = rows.prices, rows.m[:, None]
-    rank = np.arange(pp)[None, :]
+def _interleaved(rows: Rows, pipelines: Pipelines) -> Reach:
+    """Test rows with as many ranks, all of which may fit, for a split that simulates within a time."""
+    prices, m = rows.prices, rows.m
     own = RankCosts.of(rows)
+    own_time_s, own_tail_s = np.ascontiguousarray(own.time_s.T), np.ascontiguousarray(own.tail_s.T)
+    rank = np.arange(len(own_time_s))[:, None]
+    layer, tail = _by_kind(rows.layer_s), _by_kind(prices.tail_s[:, :-2])
     shortest = rows.smallest_chunk * prices.forward_s[:, :-2].min(axis=1) + prices.every_forward_s
-    there = np.where(rank > 0, prices.forward_s[:, -2:-1], 0.0) + rank * shortest[:, None]
+    there = np.where(rank > 0, prices.forward_s[:, -2], 0.0) + rank * shortest
     both = rows.smallest_chunk * rows.layer_s.min(axis=1) + rows.chunk_s
-    back = np.where(rank > 0, rows.embedding_s[:, None], 0.0) + rank * both[:, None]
-    busy = m * own.time_s
-    wait, late = _late_needs(rows, pp, vpp)
+    back = np.where(rank > 0, rows.embedding_s, 0.0) + rank * both
+    busy = m * own_time_s
+    wait, late = _late_needs(rows, pipelines)
     limits = (  # next to the end of the slowest rank
-        (-own.tail_s - there - busy, Needs.of(rows, (m * rows.layer_s + prices.tail_s[:, :-2])[:, None])),
-        (-least_tail_s(rows)[:, None] - back - busy, Needs.of(rows, (m * rows.layer_s)[:, None])),
-        (-own.tail_s - busy - wait, late),
+        (-own_tail_s - there - busy, Needs.of(pipelines, m * layer + tail)),
+        (-least_tail_s(rows) - back - busy, Needs.of(pipelines, m * layer)),
+        (-own_tail_s - busy - wait, late),
     )
 
     def able(step_s: FloatArray, **_: bool) -> BoolArray:
-        limit, kept = end_limit_s(rows, step_s)[:, None], np.ones(len(rows), dtype=np.bool_)
+        limit, kept = end_limit_s(rows, step_s), np.ones(len(rows), dtype=np.bool_)
         for offset, needs in limits:
             if not kept.any():
                 break
@@ -306,27 +410,26 @@ def _interleaved(rows: Rows, pp: int, vpp: int) -> Reach:
     return able
 
 
-def _busy(rows: Rows) -> Reach:
+def _busy(rows: Rows, pipelines: Pipelines) -> Reach:
     """Test rows that split the backward pass: each rank works all its micro-batches, (E)."""
-    room, needs = _busy_needs(rows, rows.m)
-    return lambda step_s, **_: needs.fit_in(end_limit_s(rows, step_s)[:, None] + room)
+    room, needs = _busy_needs(rows, pipelines, rows.m)
+    return lambda step_s, **_: needs.fit_in(end_limit_s(rows, step_s) + room)
 
 
-def _late_needs(rows: Rows, pp: int, vpp: int) -> tuple[FloatArray, Needs]:
-    """Return (D): each rank's wait for the first micro-batch's forward passes (n, p), and the rest."""
-    prices, held = rows.prices, rows.held[:, : pp * vpp].reshape(len(rows), vpp, pp)
-    own, counts = held.astype(np.float64), rows.layout.cumulative[-1].astype(np.float64)
+def _late_needs(rows: Rows, pipelines: Pipelines) -> tuple[FloatArray, Needs]:
+    """Return (D): each rank's wait for the first micro-batch's forward passes (p, n), and the rest."""
+    prices, counts = rows.prices, rows.layout.cumulative[-1].astype(np.float64)
     wait = prices.forward_s[:, :-2] @ counts + prices.forward_s[:, -2] + prices.forward_s[:, -1]
-    wait = wait + pp * vpp * prices.every_forward_s
-    early = own.sum(axis=1) * prices.every_forward_s[:, None]
-    early[:, 0] += own[:, 0, 0] * prices.forward_s[:, -2]
-    early[:, -1] += own[:, -1, -1] * prices.forward_s[:, -1]
-    each = rows.m[:, None, None] * rows.layer_s[:, None, :] + prices.tail_s[:, None, :-2]
-    each = each - own.max(axis=1)[:, :, None] * prices.forward_s[:, None, :-2]
-    return wait[:, None] - early, Needs.of(rows, each)
+    wait = wait + rows.p * rows.v * prices.every_forward_s
+    early = pipelines.each(pipelines.held) * prices.every_forward_s
+    early[0] += pipelines.each(pipelines.first_held) * prices.forward_s[:, -2]
+    early[-1] += pipelines.each(pipelines.last_held) * prices.forward_s[:, -1]
+    each = _by_kind(rows.m[:, None] * rows.layer_s + prices.tail_s[:, :-2])
+    each = each - pipelines.each(pipelines.most_held) * _by_kind(prices.forward_s[:, :-2])
+    return wait - early, Needs.of(pipelines, each)
 
 
-def fits_by_kind(rows: Rows, pp: int, vpp: int) -> BoolArray:
+def fits_by_kind(rows: Rows, pipelines: Pipelines) -> BoolArray:
     """Return whether the ranks' memory may hold all layers in their lightest chunks, shape (n,).
 
     Of n layers on a rank, in chunks that differ by at most one, the micro-batches in flight add up to
@@ -334,65 +437,48 @@ def fits_by_kind(rows: Rows, pp: int, vpp: int) -> BoolArray:
     first chunk is as small as it may be. Each is counted with the kind that keeps least of those that
     the rank can hold; what a kind keeps beyond that, with the chunk that keeps fewest.
     """
-    smallest = rows.smallest_chunk.astype(np.float64)
-    held = held_by_rank(rows, pp, vpp)
-    kept = rows.least_kept_bytes[:, :-2]
-    kinds = _reachable_by_rank(rows).any(axis=1)
-    least = np.where(kinds, kept[:, None, :], np.inf).min(axis=2)
-    slope, offset = _lightest(held)
-    if vpp > 1:
-        mean, loose = _lightest(held[:, 1:, :1])
-        slope[:, :1], offset[:, :1] = mean, loose + (mean - held[:, 0, :1]) * smallest[:, None]
-    more = np.maximum(kept[:, None, :] - least[:, :, None], 0.0)
-    each = rows.prices.state_bytes[:, None, :-2] + (least * slope)[:, :, None]
-    each = each + held.min(axis=1)[:, :, None] * more
-    return Needs.of(rows, each).fit_in(room_bytes(rows, held) + least * offset)
-
-
-def _lightest(held: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return slope and offset of the micro-batches in flight of layers on a rank, (n, p) each.
-
-    ``held`` is (n, chunks, p). With q layers in every chunk and one more in the last e of them they are
-    q sum(held) + sum(last e).
-    """
-    chunks = held.shape[1]
-    slope = held.mean(axis=1)
-    last = np.cumsum(held[:, ::-1], axis=1)
-    spared = (np.arange(1, chunks + 1)[None, :, None] * slope[:, None, :] - last).max(axis=1)
-    return np.asarray(slope), np.asarray(np.maximum(spared, 0.0))
+    of_row, kept = pipelines.each, _by_kind(rows.least_kept_bytes[:, :-2])
+    least = np.where(of_row(pipelines.kinds), kept, np.inf).min(axis=0)
+    more = np.maximum(kept - least, 0.0)
+    each = _by_kind(rows.prices.state_bytes[:, :-2]) + least * of_row(pipelines.slope)
+    each = each + of_row(pipelines.least_held) * more
+    held, first, last = map(of_row, (pipelines.held, pipelines.first_held, pipelines.last_held))
+    room = np.ascontiguousarray(room_beside_ends_bytes(rows, held.T, first, last).T)
+    return Needs.of(pipelines, each).fit_in(room + least * of_row(pipelines.offset))
 
 
 def may_reach_objective(rows: Rows, objective_s: float) -> BoolArray:
     """Return whether a row may have a split that fits, with at most that closed form, shape (n,)."""
     able = np.zeros(len(rows), dtype=np.bool_)
-    for pp, vpp, index in groups_of_shape(rows):
-        look()
+    for index in _batches(rows):
         group = rows.take(index)
-        room, needs = _busy_needs(group, group.m - group.phi)
+        pipelines = Pipelines.of(group)
+        room, needs = _busy_needs(group, pipelines, group.m - group.phi)
         share = end_limit_s(group, objective_s)
         share = share - group.phi * group.total_s
-        able[index] = needs.fit_in(room + share[:, None]) & fits_by_kind(group, pp, vpp)
+        able[index] = needs.fit_in(room + share) & fits_by_kind(group, pipelines)
     return able
 
 
-def _busy_needs(rows: Rows, passes: FloatArray) -> tuple[FloatArray, Needs]:
+def _busy_needs(rows: Rows, pipelines: Pipelines, passes: FloatArray) -> tuple[FloatArray, Needs]:
     """Return the ranks' constants within the slowest one's time, and the layers' needs of it.
 
     ``passes`` are micro-batches, shape (n,): m, or m - phi in the closed form.
     """
     each = passes[:, None] * rows.layer_s + rows.prices.tail_s[:, :-2]
-    return -RankCosts.of(rows).objective_s(passes), Needs.of(rows, each[:, None, :])
+    room = np.ascontiguousarray(RankCosts.of(rows).objective_s(passes).T)
+    return -room, Needs.of(pipelines, _by_kind(each))
 
 
 def least_objective_s(rows: Rows) -> FloatArray:
-    """Return a lower bound on the closed form over all splits of rows of one shape, shape (n,)."""
+    """Return a lower bound on the closed form over all splits of rows with as many ranks, shape (n,)."""
     prices = rows.prices
-    room, needs = _busy_needs(rows, rows.m - rows.phi)
-    low = -room.min(axis=1)
-    high = low + needs.each[:, 0] @ rows.layout.cumulative[-1].astype(np.float64)
+    room, needs = _busy_needs(rows, Pipelines.of(rows), rows.m - rows.phi)
+    low = -room.min(axis=0)
+    high = low + needs.each[:, 0].T @ rows.layout.cumulative[-1].astype(np.float64)
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2.0
-        able = needs.fit_in(middle[:, None] + room)
+        able = needs.fit_in(middle + room)
         low, high = np.where(able, low, middle), np.where(able, middle, high)
     ends: FloatArray = rows.phi * rows.total_s + low
     return step_of_end_s(ends, prices.straggler, prices.fixed_s) * SAFETY
@@ -509,7 +595,7 @@ def _input_s(rows: Rows) -> FloatArray:
 # any order.
 
 
-_BATCH = 512
+_BATCH = 1024
 _RAISED, _CLOSE = 1.5, 0.005  # of a bound: what it is raised to at once, and how closely it is bisected
 
 
@@ -518,49 +604,51 @@ def can_beat_mixed(rows: Rows, step_s: FloatArray, *, closely: bool = True) -> B
 
     ``closely``: rank 0's tail is counted as that of its layers, at several times the cost.
     """
-    answer = np.asarray(whole_layers_s(rows) * SAFETY <= step_s)
-    kept = np.flatnonzero(answer)
-    for some, reach in _reaches_of(rows.take(kept)):
-        index = kept[some]
+    answer = np.zeros(len(rows), dtype=np.bool_)
+    for index, reach in _reaches_of(rows):
         answer[index] = reach(step_s[index], closely=closely)
+    kept = np.flatnonzero(answer)
+    answer[kept] = whole_layers_s(rows.take(kept)) * SAFETY <= step_s[kept]
     return answer
 
 
+def _batches(rows: Rows) -> Iterator[IntArray]:
+    """Yield rows with as many ranks each, by their indices, few enough for the cache."""
+    for p in np.unique(rows.p):
+        index = np.flatnonzero(rows.p == p)
+        for start in range(0, len(index), _BATCH):
+            look()
+            yield index[start : start + _BATCH]
+
+
 def _reaches_of(rows: Rows) -> Iterator[tuple[IntArray, Reach]]:
-    """Yield batches of rows of one pipeline shape, by their indices, each with its test (``Reach``).
+    """Yield rows with as many ranks, by their indices, with their test (``Reach``).
 
     A test computes once what no step time changes, so ask it for as many times as needed.
     """
-    for splits_backward in (False, True):
-        alike = np.flatnonzero(rows.splits_backward == splits_backward)
-        for pp, vpp, members in groups_of_shape(rows.take(alike)):
-            for start in range(0, len(members), _BATCH):
-                look()
-                batch = alike[members[start : start + _BATCH]]
-                yield batch, _reach(rows.take(batch), pp, vpp, split=splits_backward)
+    for batch in _batches(rows):
+        group = rows.take(batch)
+        if not rows.uneven_stages:
+            for pp, vpp, index in groups_of_shape(group):
+                yield batch[index], _only_split(group.take(index), pp * vpp)
+            continue
+        pipelines = Pipelines.of(group)
+        fits = fits_by_kind(group, pipelines)
+        yield batch[~fits], lambda step_s, **_: np.zeros(len(step_s), dtype=np.bool_)
+        for split in (False, True):
+            for several in (False, True):
+                own = fits & (group.splits_backward == split) & ((group.v > 1) == several)
+                if len(index := np.flatnonzero(own)):
+                    yield batch[index], _reach(group.take(index), pipelines.take(index), split, several)
 
 
-def _reach(group: Rows, pp: int, vpp: int, *, split: bool) -> Reach:
-    if not group.uneven_stages:
-        return _only_split(group, pp * vpp)
-    fits = np.flatnonzero(fits_by_kind(group, pp, vpp))
-    reach = _reach_of_fitting(group.take(fits), pp, vpp, split=split) if len(fits) else None
-
-    def able(step_s: FloatArray, *, closely: bool) -> BoolArray:
-        answer = np.zeros(len(group), dtype=np.bool_)
-        answer[fits] = reach(step_s[fits], closely=closely) if reach else False
-        return answer
-
-    return able
-
-
-def _reach_of_fitting(group: Rows, pp: int, vpp: int, *, split: bool) -> Reach:
-    if vpp > 1:
-        return _busy(group) if split else _interleaved(group, pp, vpp)
+def _reach(group: Rows, pipelines: Pipelines, split: bool, several: bool) -> Reach:
+    if several:
+        return _busy(group, pipelines) if split else _interleaved(group, pipelines)
     if split:
-        fill = _Fill.of(group, pp)
+        fill = _Fill.of(group, int(group.p[0]))
         return lambda step_s, **_: _split_reaches(fill, step_s)
-    return partial(_reaches, _Filling.of(group, pp))
+    return partial(_reaches, _Filling.of(group, int(group.p[0])))
 
 
 def tightened_s(rows: Rows, bound_s: FloatArray, limit_s: FloatArray) -> FloatArray:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TypeVar
 
 import numpy as np
 
@@ -36,7 +35,6 @@ def may_fit(rows: Rows) -> BoolArray:
     return np.asarray(least <= rows.p * room * (1.0 + 1e-12))
 
 
-Values = TypeVar("Values", FloatArray, BoolArray)
 _TOGETHER = 1024  # rows with caps that are found side by side
 _SAFETY = 1.0 - 1e-12  # sums of a few terms, added in another order than ``assemble`` adds them
 
@@ -70,38 +68,45 @@ def groups_of_shape(rows: Rows) -> Iterator[tuple[int, int, IntArray]]:
         yield pp, vpp, index
 
 
-def by_rank(rows: Rows, pp: int, vpp: int, values: Values) -> Values:
-    """Rearrange chunks' values in model order, (n, C, …), by the chunks of each rank, (n, v, p, …).
+def held_by_rank(rows: Rows, pp: int, vpp: int) -> FloatArray:
+    """Return micro-batches in flight of the chunks of each rank, (n, v, p).
 
     The second half of a V runs back over the ranks.
     """
-    apart = values[:, : pp * vpp].reshape(len(values), vpp, pp, *values.shape[2:])
-    if rows.in_a_v.any():
-        apart = apart.copy()
-        apart[rows.in_a_v, 1] = apart[rows.in_a_v, 1, ::-1]
-    return apart
-
-
-def held_by_rank(rows: Rows, pp: int, vpp: int) -> FloatArray:
-    """Return micro-batches in flight of the chunks of each rank, (n, v, p)."""
-    return by_rank(rows, pp, vpp, rows.held.astype(np.float64))
+    held = rows.held[:, : pp * vpp].astype(np.float64).reshape(len(rows), vpp, pp)
+    held[rows.in_a_v, 1:2] = held[rows.in_a_v, 1:2, ::-1]
+    return held
 
 
 def room_bytes(rows: Rows, held: FloatArray) -> FloatArray:
-    """Return bytes that each rank has left for its layers, (n, p); ``held`` is ``held_by_rank``.
+    """Return bytes that each rank has left for its layers, (n, p); ``held`` is ``held_by_rank``."""
+    last = held[np.arange(len(held)), rows.v - 1, rows.head_rank]
+    return room_beside_ends_bytes(rows, held.sum(axis=1), held[:, 0, 0], last)
+
+
+def room_beside_ends_bytes(
+    rows: Rows, held: FloatArray, first_held: FloatArray, last_held: FloatArray
+) -> FloatArray:
+    """Return bytes that each rank has left for its layers, (n, p).
 
     What partial recomputation spares is added at its most (exact for layers of one kind).
+
+    Args:
+        rows: with up to p ranks.
+        held: micro-batches in flight of all chunks of a rank, (n, p).
+        first_held: of the model's first chunk, (n,).
+        last_held: of its last chunk, (n,).
     """
-    prices, every = rows.prices, np.arange(len(held))
-    kept, states, last = prices.activation_bytes, prices.state_bytes, (every, rows.head_rank)
+    prices, last = rows.prices, (np.arange(len(rows)), rows.head_rank)
+    kept, states = prices.activation_bytes, prices.state_bytes
     workspace = workspace_bytes(prices, EACH_RANK, np.array([[False, True]]))
     without_head, with_head = (rows.parts_room_bytes[:, None] - workspace).T
-    room = np.repeat(without_head[:, None], held.shape[2], axis=1)
+    room = np.repeat(without_head[:, None], held.shape[1], axis=1)
     room[last] = with_head
-    room[:, 0] -= states[:, -2] + kept[:, -2] * held[:, 0, 0]
-    room[last] -= states[:, -1] + kept[:, -1] * held[every, rows.v - 1, rows.head_rank]
+    room[:, 0] -= states[:, -2] + kept[:, -2] * first_held
+    room[last] -= states[:, -1] + kept[:, -1] * last_held
     spared = (kept[:, :-2] - prices.checkpoint_bytes[:, :-2]).max(axis=1)
-    room += held.sum(axis=1) * (rows.some_layers * spared)[:, None]
+    room += held * (rows.some_layers * spared)[:, None]
     return np.asarray(room)
 
 

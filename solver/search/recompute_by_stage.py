@@ -154,17 +154,13 @@ class FirstLayers:
             count=rows.some_layers, spared_bytes=sums_of(rows, missing), replay_s=sums_of(rows, longer)
         )
 
-    def missing_bytes(self, start: IntArray) -> FloatArray:
-        """Return bytes of a micro-batch that a stage from ``start`` on spares less than at best, (n,)."""
-        return self._first(self.spared_bytes, start)
-
-    def longer_s(self, start: IntArray) -> FloatArray:
-        """Return the seconds that it replays longer than at best, (n,)."""
-        return self._first(self.replay_s, start)
-
-    def _first(self, sums: FloatArray, start: IntArray) -> FloatArray:
-        """Return the sum of the first layers from ``start`` on, (n,)."""
-        return at(sums, np.minimum(start + self.count, len(sums) - 1)) - at(sums, start)
+    def beyond_least(self, start: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Return what a stage from ``start`` on spares less, and replays longer, than at best, (n,)."""
+        if not self.count.any():
+            return np.zeros(len(start)), np.zeros(len(start))
+        end = np.minimum(start + self.count, len(self.replay_s) - 1)
+        missing, longer = (at(sums, end) - at(sums, start) for sums in (self.spared_bytes, self.replay_s))
+        return missing, longer
 
 
 def _may_follow(rows: Rows) -> BoolArray:

@@ -33,7 +33,7 @@ from meshwright.service.requests.parse import parse_problem
 from meshwright.service.requests.parts import SCHEMA
 from meshwright.service.requests.startable import idle_notes
 from meshwright.solver.answer import Prediction, settled_problem
-from meshwright.solver.calibration.calibrate import require_credible
+from meshwright.solver.calibration.credible import require_credible
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.explain.reasons import reasons_of
 from meshwright.solver.predict import predict

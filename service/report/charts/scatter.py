@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from meshwright.profiles.figures import percent, scale_of
 from meshwright.profiles.units import GIB, TERA
 from meshwright.service.report import formatting
-from meshwright.solver.answer import Answer, Plan, Roofline
+from meshwright.solver.answer import Answer, Plan
+from meshwright.solver.explanation import Roofline
 
 # --------------------------------------------------------------------------------------------------
 # Axes: from figures to places, with ticks at round numbers.

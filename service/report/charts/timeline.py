@@ -8,8 +8,9 @@ import numpy as np
 
 from meshwright.profiles.figures import percent, seconds_like
 from meshwright.service.report import formatting as figures
-from meshwright.solver.answer import KINDS, RankTimeline, Timeline, window
 from meshwright.solver.configuration import FloatArray
+from meshwright.solver.explanation import RankTimeline, Timeline, window
+from meshwright.solver.schedules.simulate import KINDS
 
 WIDTH = 100_000  # units of the whole step
 HEIGHT = 10

@@ -1,15 +1,15 @@
-"""CP-SAT's model of the decision: a variable for every dimension and switch, and the row that links them.
+"""CP-SAT's model of the decision: variables for dimensions and switches, and the row that links them.
 
-Each variable is the entry of the chosen row in its column (``element`` constraints); the limits of the
-request and the launcher are stated over the variables, from the words of the request, so that nothing here
-depends on the masks of the search. The value of a row comes from the exact programs, which price its
-splits. Runs in CP-SAT's own process.
+Each dimension or switch that a limit reads has a variable, the entry of the chosen row in its column
+(``element`` constraints); the limits of the request and the launcher are stated over the variables, from
+the words of the request, so that nothing here depends on the masks of the search. The value of a row comes
+from the exact programs, which price its splits. Runs in CP-SAT's own process.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise, product
 from math import prod
 from typing import NamedTuple, cast
@@ -176,31 +176,34 @@ def _within(number: Number) -> Number:
 def decide(question: Question) -> Verdict:
     """Return the row of least value that keeps every limit, proved, in one thread and reproducibly.
 
-    Rows are numbered by value, so that the least number is the least value: a variable of its own for the
-    value takes as long as all others together.
+    Of rows that agree in all that limits read, the one of least value stands for the others. Rows are
+    numbered by value, so that the least number is the least value: a variable of its own for the value
+    takes as long as all others together.
     """
     start_s = time.process_time()
-    order = sorted(range(len(question.values)), key=question.values.__getitem__)
-    columns = {name: [column[at] for at in order] for name, column in question.columns.items()}
+    stated, able = _stated(question)
+    order, columns = _alike(question, stated, able)
+    if not order:
+        return Verdict(status="INFEASIBLE", cpu_s=time.process_time() - start_s)
+    able = [True] * len(order)
     model = cp_model.CpModel()
     row = model.new_int_var(0, len(order) - 1, "row")
     variables = {name: _element(model, row, name, column) for name, column in columns.items()}
-    statements, tables = Statements(model, variables), Tables(model, variables, columns, len(order))
-    of_part = dict[tuple[int, ...], cp_model.LiteralT]()
-    for limit in question.limits:
+    statements, of_part = Statements(model, variables), dict[tuple[int, ...], cp_model.LiteralT]()
+    for limit, table in stated:
+        when = _when(statements, limit, of_part)
         try:
-            when = _when(statements, limit, of_part)
-            if limit.of_request:
-                statements.state(limit.tree, when)
+            if table:
+                table.state(model, variables, when)
             else:
-                tables.state(limit, when)
+                statements.state(limit.tree, when)
         except UnstatableError:
-            tables.restrict(limit)
-    if not any(tables.able):
+            able = _restricted(limit, columns, able)
+    if not any(able):
         return Verdict(status="INFEASIBLE", cpu_s=time.process_time() - start_s)
-    if not all(tables.able):
-        able = [at for at, is_able in enumerate(tables.able) if is_able]
-        model.add_linear_expression_in_domain(row, cp_model.Domain.from_values(able))
+    if not all(able):
+        known = [at for at, is_able in enumerate(able) if is_able]
+        model.add_linear_expression_in_domain(row, cp_model.Domain.from_values(known))
     model.minimize(row)
     if model.validate():
         return Verdict(status="MODEL_INVALID")
@@ -212,47 +215,71 @@ def decide(question: Question) -> Verdict:
     return Verdict(status=solver.status_name(status), row=found, cpu_s=time.process_time() - start_s)
 
 
-class Tables:
-    """Rules stated as tables of the values that keep them: products and remainders would cost too much."""
+class Table(NamedTuple):
+    """A rule as a table of the values that keep it: products and remainders would cost too much."""
 
-    def __init__(
-        self, model: cp_model.CpModel, variables: Mapping[str, Number],
-        columns: Mapping[str, Sequence[int]], rows: int,
-    ) -> None:  # fmt: skip
-        self._model, self._variables, self._columns = model, variables, columns
-        self._values = {name: sorted({*column}) for name, column in columns.items()}
-        self.able = [True] * rows  # that keep what is stated of rows alone
+    names: Sequence[str]  # of its variables
+    every: Sequence[tuple[int, ...]]  # combinations of their values
+    kept: Sequence[tuple[int, ...]]  # those that keep the rule
 
-    def state(self, limit: Limit, when: Sequence[cp_model.LiteralT]) -> None:
-        """Require a rule: of the values of its variables, or of the rows where those are many."""
-        names = list(dict.fromkeys(names_in(limit.tree)))
-        if prod(len(self._values[name]) for name in names) > MOST_TABULATED:
-            self.restrict(limit)
-            return
-        every = list(product(*(self._values[name] for name in names)))
-        kept = [one for one in every if keeps(limit.tree, dict(zip(names, one, strict=True)))]
-        terms = [self._variables[name].term for name in names]
-        if len(kept) == len(every):
-            return
-        if not kept:
-            self._model.add_bool_or([~one for one in when])
+    def state(
+        self, model: cp_model.CpModel, variables: Mapping[str, Number], when: Sequence[cp_model.LiteralT]
+    ) -> None:
+        """Require the rule, if all of ``when`` holds."""
+        terms = [variables[name].term for name in self.names]
+        if not self.kept:
+            model.add_bool_or([~one for one in when])
         elif len(terms) == 1:
-            known = cp_model.Domain.from_values([one for (one,) in kept])
-            self._model.add_linear_expression_in_domain(terms[0], known).only_enforce_if(*when)
+            known = cp_model.Domain.from_values([one for (one,) in self.kept])
+            model.add_linear_expression_in_domain(terms[0], known).only_enforce_if(*when)
         else:
-            free = [(0, *one) for one in every] if when else []
-            self._model.add_allowed_assignments(
-                [*(when or [1]), *terms], [*((1, *one) for one in kept), *free]
+            free = [(0, *one) for one in self.every] if when else []
+            model.add_allowed_assignments(
+                [*(when or [1]), *terms], [*((1, *one) for one in self.kept), *free]
             )
 
-    def restrict(self, limit: Limit) -> None:
-        """Require a limit of every row; combinations of values that rows share are judged once."""
+
+def _stated(question: Question) -> tuple[list[tuple[Limit, Table | None]], list[bool]]:
+    """Return the limits to state, rules with their tables, and which rows keep the rules of many values."""
+    values = {name: sorted({*column}) for name, column in question.columns.items()}
+    stated, able = list[tuple[Limit, Table | None]](), [True] * len(question.values)
+    for limit in question.limits:
         names = list(dict.fromkeys(names_in(limit.tree)))
-        rows = list(zip(*(self._columns[name] for name in names), strict=True)) or [()] * len(self.able)
-        parts = self._columns[PART] if limit.parts else [0] * len(rows)
-        kept = {one: keeps(limit.tree, dict(zip(names, one, strict=True))) for one in {*rows}}
-        for at, (one, part) in enumerate(zip(rows, parts, strict=True)):
-            self.able[at] &= kept[one] or (bool(limit.parts) and part not in limit.parts)
+        if limit.of_request:
+            stated.append((limit, None))
+        elif prod(len(values[name]) for name in names) > MOST_TABULATED:
+            able = _restricted(limit, question.columns, able)
+        else:
+            every = list(product(*(values[name] for name in names)))
+            kept = [one for one in every if keeps(limit.tree, dict(zip(names, one, strict=True)))]
+            if len(kept) < len(every):
+                stated.append((limit, Table(names, every, kept)))
+    return stated, able
+
+
+def _restricted(limit: Limit, columns: Mapping[str, Sequence[int]], able: Sequence[bool]) -> list[bool]:
+    """Return which able rows keep a limit; combinations of values that rows share are judged once."""
+    names = list(dict.fromkeys(names_in(limit.tree)))
+    rows = list(zip(*(columns[name] for name in names), strict=True)) or [()] * len(able)
+    parts = columns[PART] if limit.parts else [0] * len(rows)
+    kept = {one: keeps(limit.tree, dict(zip(names, one, strict=True))) for one in {*rows}}
+    return [
+        is_able and (kept[one] or (bool(limit.parts) and part not in limit.parts))
+        for is_able, one, part in zip(able, rows, parts, strict=True)
+    ]
+
+
+def _alike(
+    question: Question, stated: Iterable[tuple[Limit, Table | None]], able: Sequence[bool]
+) -> tuple[list[int], dict[str, list[int]]]:
+    """Return the able row of least value of each combination of what limits read, by value, and columns."""
+    read = {PART: question.columns[PART]} if any(limit.parts for limit, _ in stated) else {}
+    read |= {name: question.columns[name] for limit, _ in stated for name in names_in(limit.tree)}
+    of = dict[tuple[int, ...], int]()
+    for at in sorted(range(len(able)), key=question.values.__getitem__):
+        if able[at]:
+            of.setdefault(tuple(column[at] for column in read.values()), at)
+    return list(of.values()), {name: [column[at] for at in of.values()] for name, column in read.items()}
 
 
 def _element(model: cp_model.CpModel, row: cp_model.IntVar, name: str, column: Sequence[int]) -> Number:

@@ -26,14 +26,14 @@ from typing import Literal
 import numpy as np
 
 from meshwright.profiles.profile import Profile
-from meshwright.solver.answer import SAMPLE, Answer, Plan, RankFloors, Status, with_gaps
+from meshwright.solver.answer import SAMPLE, Answer, Plan, RankFloors, Status, versions, with_gaps
 from meshwright.solver.clock import Watch, look, relative_gap
 from meshwright.solver.configuration import Configuration, joined
 from meshwright.solver.cost.memory import kept_free_words
 from meshwright.solver.cost.objective import claim_of
 from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.problem import InvalidPlanError, Problem
-from meshwright.solver.search.answers import Listed, checked_plans, runs_note, versions
+from meshwright.solver.search.answers import Listed, checked_plans, runs_note
 from meshwright.solver.search.mixed.frontier import MixedFrontier, stage_group_of
 from meshwright.solver.search.mixed.replicas import (
     MOST_SHARED,

@@ -36,6 +36,7 @@ from meshwright.solver.search.candidates import candidates_of
 from meshwright.solver.search.feasible import bound_at_sight_s, fitting, lightest, nearest
 from meshwright.solver.search.fill import can_beat, least_bound_s, most_layers
 from meshwright.solver.search.fill_kinds import (
+    Pipelines,
     can_beat_mixed,
     fits_by_kind,
     least_objective_s,
@@ -157,8 +158,9 @@ def _against(rows: Rows, known_s: float) -> dict[str, Any]:
         "dominates": [dominates(rows, one, len(rows) - 1) for one in range(len(rows))],
     }
     found["least objective"] = [
-        (least_objective_s(rows.take(index)), fits_by_kind(rows.take(index), pp, vpp))
-        for pp, vpp, index in groups_of_shape(rows)
+        (least_objective_s(some), fits_by_kind(some, Pipelines.of(some)))
+        for _, _, index in groups_of_shape(rows)
+        for some in [rows.take(index)]
     ]
     if rows.is_uniform:
         low_s, staged = (

@@ -26,8 +26,8 @@ from benchmarks.fit.spreads import (
 from benchmarks.fit.uncertainty import at_bound, level_constants, posterior_log_sds
 from meshwright.profiles.profile import Constants, Profile, stack_constants
 from meshwright.solver.calibration.calibrate import default_profile_of
-from meshwright.solver.calibration.fit import TIME_PROCESS, TIME_WIDTHS
 from meshwright.solver.calibration.observations import Observation
+from meshwright.solver.calibration.priors import TIME_PROCESS, TIME_WIDTHS
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.uncertainty import catalog_spreads
 from meshwright.solver.predict import predict

@@ -15,8 +15,8 @@ from meshwright.service.cli.costs import profile_for
 from meshwright.service.report.measured import compared_table
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.solver.calibration import calibrate as solver
-from meshwright.solver.calibration.fit import TIME_PROCESS
 from meshwright.solver.calibration.measured import Compared, compared
+from meshwright.solver.calibration.priors import TIME_PROCESS
 from meshwright.solver.problem import Problem
 from meshwright.solver.runs.table import CATALOG_RUNS, read_runs
 from tests.builders import a_problem

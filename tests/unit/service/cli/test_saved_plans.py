@@ -15,7 +15,7 @@ from meshwright.service.cli import saved_plans as kept
 from meshwright.service.files import ANSWER_FILE, check_folder, save_folder, write_text
 from meshwright.service.jobs.answers import answer_document
 from meshwright.service.requests.parse import parse_problem
-from meshwright.solver.search.answers import versions
+from meshwright.solver.answer import versions
 from tests.builders import a_plan, an_answer
 
 FILES = {ANSWER_FILE: '{"plans": [{"plan_id": "7f3a"}]}', "train.sh": "#!/bin/sh\n"}
@@ -219,7 +219,7 @@ def test_the_same_question_gets_its_kept_answer_while_code_and_costs_are_the_sam
         problem, cluster=replace(problem.cluster, warnings=("h100: assuming SXM with 80 GB",))
     )
     assert kept.known_answer(assumed, profile) is None  # the same request, with a warning of its own
-    kept.keep(document, assumed, whole=True)
+    kept.keep(answer_document(answer, assumed), assumed, whole=True)
     assert kept.known_answer(assumed, profile) == kept.known_answer(problem, profile) == answer
     monkeypatch.setattr(kept, "code_digest", lambda: "another")
     assert kept.known_answer(problem, profile) is None

@@ -22,7 +22,7 @@ from meshwright.service.requests.profiles import profile_with
 from meshwright.service.stores.measurements import Measurements
 from meshwright.service.stores.profiles import ProfileStore, scope_of
 from meshwright.solver.answer import Plan
-from meshwright.solver.calibration.calibrate import require_credible
+from meshwright.solver.calibration.credible import require_credible
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem

@@ -13,8 +13,8 @@ from meshwright.profiles.profile import Profile
 from meshwright.solver.accuracy import peak_as_measured
 from meshwright.solver.answer import Prediction
 from meshwright.solver.calibration.calibrate import calibrate, constants_at_bounds, default_profile_of
-from meshwright.solver.calibration.fit import TIME_WIDTHS
 from meshwright.solver.calibration.observations import Observation, predictions_of
+from meshwright.solver.calibration.priors import TIME_WIDTHS
 from meshwright.solver.cost.residuals import features_of
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem

@@ -9,7 +9,7 @@ from meshwright.solver.calibration.choose import (
     measuring_order,
     random_order,
 )
-from meshwright.solver.calibration.fit import kinds_of, spreads_of
+from meshwright.solver.calibration.priors import kinds_of, spreads_of
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.uncertainty import shared_spreads
 

@@ -5,15 +5,8 @@ import numpy as np
 import pytest
 
 from meshwright.profiles.profile import EXPERTS_FEATURE, FP8_FEATURE, default_profile
-from meshwright.solver.calibration.fit import (
-    TIME_PROCESS,
-    Box,
-    Fit,
-    Runs,
-    fit,
-    least_in_box,
-    left_over,
-)
+from meshwright.solver.calibration.fit import Box, Fit, Runs, fit, least_in_box, left_over
+from meshwright.solver.calibration.priors import TIME_PROCESS
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.residuals import NUM_FEATURES
 from tests.builders import a_cluster

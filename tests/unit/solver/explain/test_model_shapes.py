@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from meshwright.profiles.profile import default_profile
-from meshwright.solver.answer import ShapeAdvice
 from meshwright.solver.explain.model_shapes import nearby, shape_advice
+from meshwright.solver.explanation import ShapeAdvice
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.search import search
 from tests.builders import a_cluster, a_model, a_moe_model, a_problem

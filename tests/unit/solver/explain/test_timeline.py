@@ -8,12 +8,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from meshwright.profiles.profile import default_profile
-from meshwright.solver.answer import KINDS, Timeline, window
 from meshwright.solver.configuration import Configuration, StageGroup
 from meshwright.solver.explain.roofline import rooflines_of
 from meshwright.solver.explain.timeline import timelines_of
+from meshwright.solver.explanation import Timeline, window
 from meshwright.solver.predict import predict
-from meshwright.solver.schedules.simulate import passes_of, rank_finish_s
+from meshwright.solver.schedules.simulate import KINDS, passes_of, rank_finish_s
 from tests.builders import a_configuration, a_model, a_moe_model, a_problem
 from tests.problems.mixed_clusters import a_group, a_mixed_problem
 
