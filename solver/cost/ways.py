@@ -45,6 +45,7 @@ class AgreedFacts(FrameworkFacts):
         """
         agreed = object.__new__(cls)
         known = vars(agreed)
+        facts = [each for one in facts for each in (vars(one)["_of"] if isinstance(one, cls) else (one,))]
         known["_of"] = facts
         for name, *values in zip(_COMPARED, *map(_compared_of, facts), strict=True):
             if values.count(values[0]) == len(values):
@@ -75,7 +76,7 @@ class Ways:
     """
 
     problems: tuple[Problem, ...]
-    facts: tuple[FrameworkFacts, ...]  # of each problem
+    facts: tuple[FrameworkFacts, ...]  # of each problem, or those that it has in common with others
     of_row: IntArray | None  # (n,) index of each row's problem; None: each row is under each
 
     @classmethod
@@ -140,16 +141,25 @@ class Pricing(Protocol):
         """Return the prices of the rows."""
 
 
+def are_priced_apart(problem: Problem, profile: Profile) -> bool:
+    """Return whether ways are priced one by one.
+
+    In fp32 facts change the profile, and a residual reads the problem.
+    """
+    calibrated = profile.residual is not None or profile.memory_residual is not None
+    return calibrated or problem.workload.precision == "fp32"
+
+
 def priced_together(pricing: Pricing, ways: Ways, columns: Columns, profile: Profile) -> RowPrices:
     """Return the prices of rows, each under the problem of its way, without their breakdown.
 
-    Ways are priced one by one in fp32, where facts change the profile, and with a residual, which reads the
-    problem.
+    Raises:
+        DisputedFactError: a fact is read that one of the ways doesn't have in common with others.
     """
-    problem, calibrated = ways.problems[0], profile.residual or profile.memory_residual
-    if len(ways.problems) == 1:
+    problem = ways.problems[0]
+    if len(ways.problems) == 1 and not isinstance(ways.facts[0], AgreedFacts):
         return pricing(problem, columns, profile)
-    if calibrated is not None or problem.workload.precision == "fp32":
+    if are_priced_apart(problem, profile):
         apart = [*ways.one_by_one()]
     else:
         try:

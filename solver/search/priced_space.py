@@ -8,7 +8,7 @@ and, for every row, which one is its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 
@@ -44,7 +44,13 @@ from meshwright.solver.cost.price import (
     shared_passes,
 )
 from meshwright.solver.cost.stages import LayerLayout, RowPrices
-from meshwright.solver.cost.ways import Ways, priced_together
+from meshwright.solver.cost.ways import (
+    AgreedFacts,
+    DisputedFactError,
+    Ways,
+    are_priced_apart,
+    priced_together,
+)
 from meshwright.solver.problem import Problem, gpu_counts
 from meshwright.solver.search.bounds import SAFETY, PassBounds, least_of_kind_s, objective_bound_s
 from meshwright.solver.search.memory_limits import may_fit
@@ -54,6 +60,7 @@ from meshwright.solver.space.launcher_rules import offloads
 from meshwright.solver.space.rules import usable_host_bytes
 from meshwright.solver.splits import Prescribed
 
+_SPARSELY = 64  # one of so many kinds is asked first, where they take several chunks
 CHUNK = 16384  # rows priced or bounded between two looks at the clock; their arrays stay in the cache
 
 
@@ -279,7 +286,7 @@ def priced_parts(parts: Sequence[tuple[Problem, Crossing]], profile: Profile) ->
     by_kind = ByKind(
         kinds=kinds,
         problems=problems,
-        refuted=partial(_refuted_members, ways, profile, kinds),
+        refuted=_Memory.of(ways, profile, kinds).refuted_members,
         unsharded=every.unsharded,
         quickest=partial(every.quickest, prices),
         roughly_s=every.roughly_s,
@@ -434,27 +441,78 @@ def _ways_of(ways: Ways, kinds: Kinds, some: IntArray) -> Ways:
     return ways.under(kinds.part_of(kinds.outer_of(some)))
 
 
-def _refuted_members(ways: Ways, profile: Profile, kinds: Kinds, families: Families) -> IntArray:
-    """Return how many first members of each family have no lightest representative that may fit, (f,).
+@dataclass(slots=True, kw_only=True)
+class _Memory:
+    """Whether kinds may fit; parts with the same rows are asked once while it reads equal facts of them."""
 
-    More ranks of a shard set leave less to each of them and change no other memory, so that the smallest
-    set that fits is bisected.
-    """
-    problem = ways.problems[0]
-    low, high = np.zeros(len(families), dtype=np.int64), families.sizes
-    index, turn = np.argsort(families.members[families.begin[:-1]]), 0  # those of one part lie together
-    while len(index):  # most families fit with every size or with none: the ends are tried first
-        for start in range(0, len(index), CHUNK):
-            look()
-            here = index[start : start + CHUNK]
-            tried = (high[here] - 1, low[here], (low[here] + high[here]) // 2)[min(turn, 2)]
-            asked = families.members[families.begin[here] + tried]
-            columns = kinds.lightest(asked)
-            prices = priced_together(price_memory, _ways_of(ways, kinds, asked), columns, profile)
-            able = may_fit(_rows(problem, profile, columns, _laid_out(problem, prices)))
-            high[here[able]], low[here[~able]] = tried[able], tried[~able] + 1
-        index, turn = index[low[index] < high[index]], turn + 1
-    return high
+    ways: Ways  # of the parts
+    profile: Profile
+    kinds: Kinds
+    first: IntArray  # (parts,) the first part that has the same memory, as far as is known
+
+    @classmethod
+    def of(cls, ways: Ways, profile: Profile, kinds: Kinds) -> _Memory:
+        """Return that of a space of which nothing is asked yet."""
+        apart = are_priced_apart(ways.problems[0], profile)
+        first = np.arange(len(ways.problems)) if apart else kinds.same
+        return cls(ways=ways, profile=profile, kinds=kinds, first=first)
+
+    def refuted_members(self, families: Families) -> IntArray:
+        """Return how many first members of each family have no lightest representative that may fit, (f,).
+
+        More ranks of a shard set leave less to each of them and change no other memory, so that the
+        smallest set that fits is bisected.
+        """
+        low, high = np.zeros(len(families), dtype=np.int64), families.sizes
+        index, turn = np.arange(len(families)), 0
+        while len(index):  # most families fit with every size or with none: the ends are tried first
+            tried = (high[index] - 1, low[index], (low[index] + high[index]) // 2)[min(turn, 2)]
+            able = self._may_fit(families.members[families.begin[index] + tried])
+            high[index[able]], low[index[~able]] = tried[able], tried[~able] + 1
+            index, turn = index[low[index] < high[index]], turn + 1
+        return high
+
+    def _may_fit(self, some: IntArray) -> BoolArray:
+        part, begin = self.kinds.part_of(self.kinds.outer_of(some)), self.kinds.first_of_part
+        while True:
+            instead = some + (begin[self.first] - begin)[part]
+            able = np.zeros(len(self.kinds), dtype=np.bool_)
+            able[instead] = True
+            asked = np.flatnonzero(able)  # those of one part lie together
+            pieces = [asked[start : start + CHUNK] for start in range(0, len(asked), CHUNK)]
+            if len(pieces) > 1:  # what the parts differ in is mostly seen of few
+                pieces.insert(0, asked[::_SPARSELY])
+            try:
+                for few in pieces:
+                    look()
+                    able[few] = self._of_one_chunk(few)
+            except DisputedFactError as disputed:
+                self._tell_apart(disputed.fact)
+            else:
+                return np.asarray(able[instead])
+
+    def _of_one_chunk(self, some: IntArray) -> BoolArray:
+        problem, columns = self.ways.problems[0], self.kinds.lightest(some)
+        prices = priced_together(
+            price_memory,
+            self._in_common(self.kinds.part_of(self.kinds.outer_of(some))),
+            columns,
+            self.profile,
+        )
+        return may_fit(_rows(problem, self.profile, columns, _laid_out(problem, prices)))
+
+    def _in_common(self, part: IntArray) -> Ways:
+        own = self.ways.facts
+        alike = [[own[at] for at in np.flatnonzero(self.first == one)] for one in range(len(own))]
+        facts = tuple(
+            AgreedFacts.of(some) if len(some) > 1 else one for some, one in zip(alike, own, strict=True)
+        )
+        return replace(self.ways, facts=facts).under(part)
+
+    def _tell_apart(self, fact: str) -> None:
+        keys = zip(self.first.tolist(), (getattr(one, fact) for one in self.ways.facts), strict=True)
+        found = dict[tuple[int, Hashable], int]()
+        self.first = np.array([found.setdefault(key, at) for at, key in enumerate(keys)])
 
 
 def weighed(rows: Priced, weighing: Weighing) -> Priced:
