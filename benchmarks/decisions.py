@@ -1,9 +1,9 @@
 """CP-SAT on equal nodes: ``python -m benchmarks.decisions [--write] [--draws N --first N] [FILE …]``.
 
-A line for each problem of ``benchmarks/problems``: the rows that bounds leave, the variables and limits of
-the model, how often CP-SAT decided, its CPU seconds without loading OR-Tools, and whether it chose the plan
-of the search. ``--draws 500`` holds that many drawn requests with constraints against everything that each
-of them means: CP-SAT's choice must be the least of it.
+A line for each problem of ``benchmarks/problems``: the rows that bounds leave, their dimensions with their
+switches, the limits, how often CP-SAT decided, its CPU seconds without loading OR-Tools, and whether it
+chose the plan of the search. ``--draws 500`` holds that many drawn requests with constraints against
+everything that each of them means: CP-SAT's choice must be the least of it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.problems.requests_drawn import a_drawn_request
 from tests.property.test_meaning_of_requests import everything, in_time, most_of_row, profile_of, rows_of
 
 DOCUMENT = ROOT / "docs" / "what-decides-what.md"
-HEADINGS = ("problem", "rows", "variables", "limits", "decisions", "CPU-s", "chosen as the search did")
+HEADINGS = ("problem", "rows", "dimensions", "limits", "decisions", "CPU-s", "chosen as the search did")
 LEAST = "least of all that is meant, chosen by CP-SAT"
 NONE = "no plan, and nothing that is meant is legal and fits"
 EXPECTED = (LEAST, NONE)
