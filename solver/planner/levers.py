@@ -902,8 +902,8 @@ def _lighter(problem: Problem, profile: Profile, answer: Answer, searches: WorkW
     They leave more room and take no longer, so that one search of all of them together refutes each whose
     rows are legal with all: Megatron-LM keeps Adam's moments in 16 bits under ZeRO stage 1 alone. A change
     under which the best plan of all together still fits and takes as long is named with that plan: only
-    rows that are illegal with all could be faster. They are named
-    together where that saves more than the better one alone by ``WORTH``.
+    rows that are illegal with all could be faster. They are named together where that saves more than the
+    better one alone by ``WORTH``.
     """
     changes = list(_of_fewer_bits(problem))
     if not changes:
@@ -936,7 +936,7 @@ _ALIKE = 1e-3  # of a step: as long as
 
 
 def _without_a_search(change: Change, lightest: Change, best: _Best, profile: Profile) -> list[_Best]:
-    """Return the best plan of the lightest change under this one, or nothing: it does not fit, or is slower."""
+    """Return the best plan of the lightest change under this one; nothing if it is slower or too large."""
     work, more = change.problem.workload, lightest.problem.workload.framework_options
     own = best.way.workload.framework_options.items()
     options = {name: value for name, value in own if name in work.framework_options or name not in more}
