@@ -515,6 +515,8 @@ def _add_fitting(group: list[Remedy], changes: Iterator[ProblemChange], enough: 
         look()
         if change.last_resort and (enough_alone or any(one.kind == change.kind for one in group)):
             continue
+        if group and change.settings.get("launcher") == "none":  # some launcher runs another change
+            continue
         best = judge(change)
         if best is None or best == "unknown":
             judged &= best is None

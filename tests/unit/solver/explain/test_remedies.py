@@ -213,6 +213,26 @@ def test_a_change_that_several_launchers_share_is_searched_once(monkeypatch: pyt
     assert not [one for at, one in enumerate(searched) if one in searched[:at]]
 
 
+@pytest.mark.parametrize("runs", [True, False])
+def test_what_no_launcher_here_runs_is_offered_where_none_runs_another_change(*, runs: bool) -> None:
+    problem, found = reasons(12.0)
+    profile = default_profile(problem.cluster, problem.launcher)
+    change = changes_of(problem, found)[found.remedies[0].change]
+    plan, judged = fastest(change.problem, change.profile), list[str]()
+
+    def judge(change: ProblemChange) -> remedies.Fastest:
+        judged.append(change.problem.launcher)
+        able = ("deepspeed", "none") if runs else ("none",)
+        return plan if change.problem.launcher in able else None
+
+    kinds = changes_of_kinds(problem, profile, None)[:1]
+    nothing = [(iter(()), 0)] * 2
+    watch = Watch(time_limit_s=60.0)
+    offered = with_remedies(Infeasibility(reasons=()), [*kinds, *nothing], watch, judge).remedies
+    assert {one.settings["launcher"] for one in offered} == {"deepspeed" if runs else "none"}
+    assert ("none" in judged) != runs
+
+
 def test_a_switch_that_contradicts_what_is_stated_is_no_change() -> None:
     # whole experts are not replayed while modules of theirs are offloaded
     problem = a_problem(model=a_moe_model(), pin={"recompute_granularity": "selective"}, allow=("offload",))
