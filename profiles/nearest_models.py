@@ -14,6 +14,7 @@ from difflib import SequenceMatcher, get_close_matches
 from meshwright.profiles.model import ModelSpec
 
 _LIKE = 0.7  # least difflib ratio: two letters in seven are wrong
+_SLIP = 0.75  # ratio from which the first letters of a name are a slip of others: lama, llama
 _LOOKED_AT, _OFFERED = 12, 3
 _WORD = r"(?:^|[-_/.])(?:{})(?=[-_.]|$)"
 _KINDS = {
@@ -83,7 +84,11 @@ def nearest_models(name: str, known: Iterable[str], find: Callable[[str], ModelS
     close = series or get_close_matches(lower, alike, n=_LOOKED_AT, cutoff=_LIKE)
     size = _SIZE.search(lower)
     close.sort(
-        key=lambda one: (size is None or size[0] not in one, -SequenceMatcher(None, lower, one).ratio())
+        key=lambda one: (
+            _alike(_family(lower), _family(one)) < _SLIP,
+            size is None or size[0] not in one,
+            -_alike(lower, one),
+        )
     )
     found = list(_of_kind(lower, words, close, find))
     offered = dict[str, str]()
@@ -91,6 +96,14 @@ def nearest_models(name: str, known: Iterable[str], find: Callable[[str], ModelS
         if kind == found[0][1]:
             offered.setdefault(find(one).name, one)
     return list(offered.values())[:_OFFERED]
+
+
+def _family(name: str) -> str:
+    return re.split(r"[^a-z]", name.rpartition("/")[2].lower(), maxsplit=1)[0]
+
+
+def _alike(one: str, other: str) -> float:
+    return SequenceMatcher(None, one, other).ratio()
 
 
 def _of_size(size: str, known: Iterable[str]) -> list[str]:

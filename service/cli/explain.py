@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import Profile
 from meshwright.service.cli.costs import profile_for
 from meshwright.service.cli.launch_files import ConfigurationOptions, own_of
@@ -72,7 +74,8 @@ def explain(
             "--levers",
             help="Search every change that may train faster: gradient type, optimizer, precision, batch, "
             "offload, layouts, switches, launcher, one of unlike node groups. With --objective "
-            "energy_per_token, the power limit. Takes a request, or --plan.",
+            "energy_per_token, the power limit. Takes a request, or --plan. "
+            "Without either, it takes your newest answer.",
         ),
     ] = False,
     why_not: Annotated[
@@ -194,8 +197,9 @@ def _explain_levers(
     from meshwright.solver.planner.levers import every_lever, has_levers  # noqa: PLC0415 - asked for by few
 
     with cancellable() as should_stop:
-        if plan_id is not None:
-            kept = find_plan(plan_id)
+        is_stated = bool(request or calibration)
+        kept = find_plan(plan_id) if plan_id is not None else None if is_stated else _newest()
+        if kept is not None:
             problem, answer = kept.problem, kept.answer
             costs = profile_for(problem, None)
         else:
@@ -218,6 +222,13 @@ def _explain_levers(
         complete=complete, width=console.width,
     )  # fmt: skip
     console.print(shown)
+
+
+def _newest() -> SavedPlan | None:
+    """Return the first plan of the newest answer, which printed the command; None if none is kept."""
+    with suppress(InvalidProblemError):
+        return find_plan("1")
+    return None
 
 
 def _explain_why_not(

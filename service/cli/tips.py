@@ -308,11 +308,19 @@ def options_here(line: Line, wrong: str) -> str:
 
 
 def near_options(wrong: str, possible: Sequence[str]) -> list[str]:
-    """Return the options that are spelled like a wrong one, or have all of its words; the nearest first."""
-    parts = set(wrong.strip("-").split("-"))
-    alike = {one: SequenceMatcher(None, wrong, one).ratio() for one in possible}
+    """Return the options that are spelled like a wrong one, or have all of its words.
+
+    Those that begin with it come first, then the nearest. Hyphens and underscores do not count.
+    """
+    parts = set(wrong.strip("-").replace("_", "-").split("-"))
+    typed, names = _letters(wrong), {one: _letters(one) for one in possible}
+    alike = {one: SequenceMatcher(None, typed, names[one]).ratio() for one in possible}
     found = [one for one in possible if alike[one] > _ALIKE or parts <= set(one.strip("-").split("-"))]
-    return sorted(found, key=lambda one: -alike[one])
+    return sorted(found, key=lambda one: (not names[one].startswith(typed), -alike[one]))
+
+
+def _letters(name: str) -> str:
+    return f"--{name.lower().replace('-', '').replace('_', '')}"
 
 
 def _words_here(line: Line, word: Word) -> list[Word] | None:

@@ -152,8 +152,13 @@ def gib(value_bytes: float) -> str:
 
 
 def risk(probability: float) -> str:
-    """Return ``0.9 %``, or that the value is below a tenth of a per cent."""
-    return "<0.1 %" if probability < _SMALL_RISK else f"{probability * 100:.1f} %"
+    """Return ``0.9 %``, or ``<0.1 %`` and ``>99.9 %`` at the ends."""
+    return ">99.9 %" if probability > 1.0 - _SMALL_RISK else small_share(probability)
+
+
+def small_share(value: float) -> str:
+    """Return ``0.9 %``, or that the value is below a tenth of a per cent; it may be over 100 %."""
+    return "<0.1 %" if value < _SMALL_RISK else f"{value * 100:.1f} %"
 
 
 def step_time(prediction: Prediction) -> str:

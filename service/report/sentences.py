@@ -117,17 +117,17 @@ def proof_lines(answer: Answer, problem: Problem, width: int) -> list[Text]:
             f"{tied(formatting.seconds(bound))}"
         )
     if answer.objective_excess:
-        excess = tied(formatting.risk(answer.objective_excess))
+        excess = tied(formatting.small_share(answer.objective_excess))
         words.append(f"#1's closed-form objective is {excess} above the least")
     if answer.objective_gap:
-        least = tied(formatting.risk(answer.objective_gap))
+        least = tied(formatting.small_share(answer.objective_gap))
         words.append(f"the least closed-form objective is proved to within {least}")
     return [formatting.wrapped(f"Proof: {'; '.join(words)}.", width, indent=2)] if words else []
 
 
 def odds_words(odds: Odds, subject: str) -> str:
     """``#1 has a 25 % chance of being the fastest of its ranking; with 90 % probability at most …``."""
-    chance, regret = odds.best_probability, formatting.risk(odds.regret_p90)
+    chance, regret = odds.best_probability, formatting.small_share(odds.regret_p90)
     share = "more than 99.9 %" if chance > _SURE else f"{chance * 100:.0f} %"
     article = "an" if share.startswith(("8", "11 ", "18 ")) else "a"
     most = f"less than {regret[1:]}" if regret.startswith("<") else f"at most {regret}"

@@ -251,10 +251,12 @@ def _speed(answer: Answer) -> Iterator[str]:
     yield f"{tokens_words(best)} tokens/s"
     yield f"{percent(seen.mfu)} MFU"
     if answer.reference is not None:
-        yield _against(answer.reference)
+        yield _against(answer.reference, best.config.global_batch_size)
 
 
-def _against(reference: Reference) -> str:
+def _against(reference: Reference, batch: int) -> str:
+    if reference.problems and reference.config.global_batch_size != batch:
+        return reference.problems[0]  # what does not divide
     if reference.problems:
         return f"{reference.name} cannot run here"
     return f"{_times(reference)}{reference.name}"
@@ -297,7 +299,7 @@ def _fits(plan: Plan) -> tuple[str, ...]:
     seen = plan.prediction
     stage = seen.stages[seen.heaviest_stage] if seen.stages else None
     limit = (stage.memory_limit_bytes if stage else None) or seen.memory_limit_bytes
-    risk = figures.risk(seen.out_of_memory_probability).replace("<", "under ")
+    risk = figures.risk(seen.out_of_memory_probability).replace("<", "under ").replace(">", "over ")
     peak = gib_of(seen.peak_memory_bytes, limit)
     offload = plan.config.offload
     more = () if offload == "none" else (figures.offload_words(offload),)

@@ -235,7 +235,7 @@ def completed(
             configuration = _mesh(raw, problem)
             first = start_fault(raw, configuration, problem, partial(_fits_together, problem))
             _raise_any([first] if first else [])
-            _raise_any(chain(_misfits(configuration, problem), _stage_counts(configuration)))
+            _raise_any(chain(_misfits(configuration, problem, raw), _stage_counts(configuration)))
     except InvalidProblemError as fault:
         raise as_written(_moved(fault, at), short, at) from None
     return configuration if raw.get("offload") else where_pages_lie(problem, configuration)
@@ -253,7 +253,7 @@ def _fits_together(problem: Problem, raw: Mapping[str, object], whole: bool) -> 
         return False
     if not starts(raw, configuration, problem):
         return False
-    return not (whole and any(chain(_misfits(configuration, problem), _stage_counts(configuration))))
+    return not (whole and any(chain(_misfits(configuration, problem, raw), _stage_counts(configuration))))
 
 
 def assumed_values(raw: Mapping[str, object], own: Configuration) -> dict[str, object]:
@@ -395,7 +395,9 @@ def _stage_counts(configuration: Configuration) -> Iterator[FieldError]:
         )
 
 
-def _misfits(configuration: Configuration, problem: Problem) -> Iterator[FieldError]:
+def _misfits(
+    configuration: Configuration, problem: Problem, stated: Mapping[str, object]
+) -> Iterator[FieldError]:
     """Yield faults that prevent a price: another number of layers, chunks, GPUs or sequences."""
     batch, layers = problem.workload.global_batch_size, problem.model.num_layers
     gpus, sequences = usable_gpus(problem), configuration.global_batch_size
@@ -409,7 +411,7 @@ def _misfits(configuration: Configuration, problem: Problem) -> Iterator[FieldEr
             nearest=str(gpus // used) if used <= gpus else None,
         )
     if sequences != batch:
-        yield _unshared(configuration, batch)
+        yield _unshared(configuration, batch, stated)
     alone = launcher_capabilities(problem.launcher).alone(problem.model)
     if len(split) != chunks or sum(split) != layers or not holds_layers(split, alone):
         yield FieldError(
@@ -420,7 +422,7 @@ def _misfits(configuration: Configuration, problem: Problem) -> Iterator[FieldEr
         )
 
 
-def _unshared(configuration: Configuration, batch: int) -> FieldError:
+def _unshared(configuration: Configuration, batch: int, stated: Mapping[str, object]) -> FieldError:
     """Return the first size that keeps the replicas' micro-batches from adding up to the global batch."""
     dp, size, counted = (
         configuration.data_parallel_size,
@@ -430,7 +432,7 @@ def _unshared(configuration: Configuration, batch: int) -> FieldError:
     if batch % dp:
         return FieldError(
             pointer=pointer("configuration", "data_parallel_size"),
-            message=f"{dp} replicas share the sequences equally, but the global batch is {batch}",
+            message=_unlike_shares(configuration, batch, stated),
             allowed=f"a divisor of {batch}",
             nearest=str(next(size for size in range(dp, 0, -1) if batch % size == 0)),
         )
@@ -447,6 +449,21 @@ def _unshared(configuration: Configuration, batch: int) -> FieldError:
         message=f"dp × micro-batch × num_microbatches = {counted}, but the global batch is {batch}",
         nearest=str(share // size),
     )
+
+
+def _unlike_shares(configuration: Configuration, batch: int, stated: Mapping[str, object]) -> str:
+    """Return why the replicas cannot share a batch, and where their number comes from if nobody set it."""
+    dp = configuration.data_parallel_size
+    if "data_parallel_size" in stated:
+        return f"{dp} replicas share the sequences equally, but the global batch is {batch}"
+    short = f"{batch} sequences do not divide by {dp}"
+    if not _LAYOUT.intersection(stated):
+        return f"you set no layout, so each of the {dp} GPUs would be a replica, and {short}"
+    gpus = configuration.num_gpus
+    return f"you set no number of replicas, so {gpus} GPUs would be {dp} of them, and {short}"
+
+
+_LAYOUT = {"tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"}
 
 
 def _raise_any(faults: Iterable[FieldError]) -> None:

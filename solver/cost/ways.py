@@ -7,6 +7,7 @@ which their ways agree; where a term reads another one, it is found for each val
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, wraps
@@ -206,18 +207,21 @@ def _apart(ctx: Context, fact: str) -> Iterator[tuple[IntArray, Context]]:
         raise DisputedFactError(fact)
     for rows, ways in ctx.ways.by(fact):
         own = object.__new__(_PartialContext)
-        vars(own).update(facts=ways.agreed, ways=ways, _whole=ctx, _rows=rows)
+        vars(own).update(facts=ways.agreed, ways=ways, _whole=weakref.ref(ctx), _rows=rows)
         yield rows, own
 
 
 class _PartialContext(Context):
-    """The context of some rows, or ways, of another one; what is read of it is taken at its first use."""
+    """The context of some rows, or ways, of another one; what is read of it is taken at its first use.
+
+    The other one keeps this one, not the reverse: in a cycle, the arrays of both would outlive their use.
+    """
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - of any field
         known = vars(self)
         if name not in _OF_CONTEXT or "_whole" not in known:
             raise AttributeError(name)
-        whole = known["_whole"]
+        whole = known["_whole"]()
         value = _taken(getattr(whole, name), known["_rows"], _shape_of(whole))
         known[name] = value = replace(value, facts=self.facts) if name == "sharding" else value
         return value

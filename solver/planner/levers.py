@@ -901,8 +901,9 @@ def _lighter(problem: Problem, profile: Profile, answer: Answer, searches: WorkW
 
     They leave more room and take no longer, so that one search of all of them together refutes each whose
     rows are legal with all: Megatron-LM keeps Adam's moments in 16 bits under ZeRO stage 1 alone. A change
-    under which the best plan of all together still fits and takes as long needs no search. They are named
-    together where that saves more than the better one alone by ``WORTH``.
+    under which the best plan of all together still fits and takes as long is named with that plan: only
+    rows that are illegal with all could be faster. They are named together where that saves more than the
+    better one alone by ``WORTH``.
     """
     changes = list(_of_fewer_bits(problem))
     if not changes:
@@ -917,9 +918,8 @@ def _lighter(problem: Problem, profile: Profile, answer: Answer, searches: WorkW
         look()
         if refuted and same_rows(change.problem) == rows:
             continue
-        same = _without_a_search(change, lightest, plans[0], profile) if proved and plans else None
-        near = [same] if same else []
-        if not near:
+        near = _without_a_search(change, lightest, plans[0], profile) if proved and plans else []
+        if not near or near[0].prediction.step_time_s > _worth_s(problem, change, answer):
             near, known = _around(problem, change, profile, answer, searches, plans=plans[:1])
             near = near if known else _nearby(problem, change, profile, answer)
         for best in near[:1]:
@@ -932,20 +932,21 @@ def _lighter(problem: Problem, profile: Profile, answer: Answer, searches: WorkW
             yield lever
 
 
-_ALIKE = 1e-3  # of a step: a plan this close to the proved least is the fastest
+_ALIKE = 1e-3  # of a step: as long as
 
 
-def _without_a_search(change: Change, lightest: Change, best: _Best, profile: Profile) -> _Best | None:
-    """Return the best plan of the lightest change under this one, if it fits and takes as long."""
+def _without_a_search(change: Change, lightest: Change, best: _Best, profile: Profile) -> list[_Best]:
+    """Return the best plan of the lightest change under this one; nothing if it is slower or too large."""
     work, more = change.problem.workload, lightest.problem.workload.framework_options
     own = best.way.workload.framework_options.items()
     options = {name: value for name, value in own if name in work.framework_options or name not in more}
     way = replace(best.way, workload=replace(work, framework_options=options))
-    if violations_of_all(way, profile, [best.config])[0]:
-        return None
-    (seen,) = predict_all(way, profile, [best.config])
+    own_profile = profile_of_variant(way, profile)
+    if violations_of_all(way, own_profile, [best.config])[0]:
+        return []
+    (seen,) = predict_all(way, own_profile, [best.config])
     alike = seen.step_time_s <= (1.0 + _ALIKE) * best.prediction.step_time_s
-    return _Best(best.config, seen, way) if alike else None
+    return [_Best(best.config, seen, way)] if alike else []
 
 
 _RECOMPUTED = "recompute_modules"

@@ -1,5 +1,6 @@
 """One price for rows under many ways of switches is the price of each row under its own way."""
 
+import gc
 from collections.abc import Callable
 from dataclasses import fields, replace
 from random import Random
@@ -11,6 +12,7 @@ from meshwright.profiles.library import find_model
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.profiles.switches import EVERY_SWITCH
 from meshwright.solver.configuration import Columns, FloatArray
+from meshwright.solver.cost.context import Context
 from meshwright.solver.cost.price import price, price_memory, shared_passes
 from meshwright.solver.cost.stages import RowPrices
 from meshwright.solver.cost.ways import Ways, priced_together
@@ -91,3 +93,16 @@ def test_the_ways_that_a_search_tries_by_default_are_priced_in_one_call(name: st
     priced_together(counted, ways, columns, default_profile(problem.cluster, "megatron-lm"))
     assert calls == [len(ways.problems)]
     assert calls[0] >= 4
+
+
+def test_what_rows_were_priced_with_is_freed_before_python_looks_for_garbage() -> None:
+    """A search runs so few collections that a cycle of contexts would keep all their arrays."""
+    problem, columns, ways = drawn("mixtral-8x7b", "megatron-lm", EVERY_SWITCH)
+    profile = default_profile(problem.cluster, "megatron-lm")
+    gc.collect()
+    gc.disable()
+    try:
+        priced_together(price, ways, columns, profile)
+        assert not [one for one in gc.get_objects() if isinstance(one, Context)]
+    finally:
+        gc.enable()

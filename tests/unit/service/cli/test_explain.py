@@ -166,6 +166,36 @@ def test_the_users_own_configuration_is_explained_in_words(
     assert "tp 8 → " in text
 
 
+def test_the_levers_alone_are_those_of_the_newest_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr("meshwright.solver.planner.levers.every_lever", lambda *_: ())
+    code, _, error = run_here(monkeypatch, capsys, "explain", "--levers")
+    assert (code, "model: is required" in error) == (2, True)  # no answer is kept
+    run_here(monkeypatch, capsys, *PLAN)
+    alone = run_here(monkeypatch, capsys, "explain", "--levers")
+    assert alone == run_here(monkeypatch, capsys, "explain", "--levers", "--plan", "1")
+    assert (alone[0], alone[1].startswith("Llama 3.1 8B")) == (0, True)
+
+
+def test_a_layout_that_nobody_set_is_not_called_one_of_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """24 replicas of one GPU, or 12 of two, do not share 256 sequences equally."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    asked = ("explain", "llama-3.1-8b", "--gpus", "24xh100", "--global-batch-size", "256",
+             "--seq-length", "4096")  # fmt: skip
+    each = "you set no layout, so each of the 24 GPUs would be a replica"
+    for values, says in (
+        ((), f"{each}, and 256 sequences do not divide by 24"),
+        (("--set", "tp=2"), "24 GPUs would be 12 of them, and 256 sequences do not divide by 12"),
+        (("--set", "dp=24"), "24 replicas share the sequences equally, but the global batch is 256"),
+    ):
+        code, _, error = run_here(monkeypatch, capsys, *asked, *values)
+        assert (code, says in error) == (2, True), error
+
+
 def test_shapes_are_told_as_json_and_as_a_table(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

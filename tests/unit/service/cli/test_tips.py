@@ -174,6 +174,19 @@ TYPED = (  # words, and the command under the error
      f"plan --lora-rank 16 qwen3-4b --gpus 2xrtx-3090 {BATCH}"),
     (f"plan qwen3-4b --method qlora --gpus 2xrtx-3090 {BATCH}",
      f"plan qwen3-4b --lora-rank 16 --base-precision nf4 --gpus 2xrtx-3090 {BATCH}"),
+    ("plan qwen3-4b --gpus 2xrtx-3090 --batchsize 64 --seq-length 4096",
+     "plan qwen3-4b --gpus 2xrtx-3090 --global-batch-size 64 --seq-length 4096"),  # not --batching
+    ("plan qwen3-4b --gpus 2xrtx-3090 --globalbatchsize 64 --seq_length 4096 --tensorparallel 2",
+     ("plan qwen3-4b --gpus 2xrtx-3090 --global-batch-size 64 --seq-length 4096"
+      " --pin tensor_parallel_size=2")),
+    (f"plan qwen3-4b --gpus 2xrtx-3090 {BATCH} --lora 8",
+     f"plan qwen3-4b --gpus 2xrtx-3090 {BATCH} --lora-rank 8"),
+    (f"plan qwen3-4b --gpus 2xrtx-3090 {BATCH} --qlora=64",
+     f"plan qwen3-4b --gpus 2xrtx-3090 {BATCH} --lora-rank 64 --base-precision nf4"),
+    (f"plan lama-9b --gpus 8xh100 {BATCH}", f"plan llama-7b --gpus 8xh100 {BATCH}"),  # not glm4-9b
+    ("explain qwen3-30b-a3b --gpus 24xh100 --global-batch-size 256 --seq-length 4096",
+     ("explain qwen3-30b-a3b --gpus 24xh100 --global-batch-size 256 --seq-length 4096"
+      " --set data_parallel_size=16")),
     (f"plan qwen3-4b --sft --gpus 2xrtx-3090 {BATCH}", f"plan qwen3-4b --gpus 2xrtx-3090 {BATCH}"),
     (f"plan qwen3-4b --dpo true --gpus 2xrtx-3090 {BATCH}",
      f"plan qwen3-4b --sample pair --reference frozen --gpus 2xrtx-3090 {BATCH}"),

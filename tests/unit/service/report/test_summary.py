@@ -80,6 +80,13 @@ def test_a_reference_that_cannot_run_is_said_to_and_compared_with_nothing() -> N
     assert "cannot run: it needs 91 of 79 GiB" in summary_of(answer, a_problem()).headline
 
 
+def test_a_rule_of_thumb_that_nothing_divides_for_names_the_batch_and_the_gpus() -> None:
+    config = replace(RECIPE.config, num_microbatches=RECIPE.config.num_microbatches + 1)
+    why = "no usual layout divides 512 sequences over 24 GPUs"
+    answer = an_answer(reference=replace(RECIPE, config=config, problems=(why,)))
+    assert why in " ".join(" ".join(lines_of(answer)).split())
+
+
 def test_only_what_differs_between_plans_has_a_column() -> None:
     same_mesh = [
         a_plan(rank=size, plan_id=str(size), micro_batch_size=size, num_microbatches=128 // size)
