@@ -217,7 +217,7 @@ def test_a_priced_configuration_has_no_rank_and_no_certificate() -> None:
 def test_a_configuration_with_no_plan_next_to_it_is_one_sentence() -> None:
     console = Console(width=160, file=io.StringIO())
     with console.capture() as capture:
-        console.print(render_own(a_plan().config, a_plan().prediction, width=160))
+        console.print(render_own(a_plan().config, a_plan().prediction, title="yours", width=160))
     (line,) = capture.get().splitlines()
     assert line.startswith("  yours  tp 8 · pp 4 · vpp 5 · dp 4 · zero 1")
     assert line.endswith("out-of-memory risk <0.1 %")
