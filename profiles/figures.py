@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from meshwright.profiles.units import GIB
+
 _TENTHS_FROM, _WHOLE_FROM = 10.0, 100.0  # digits shrink as a figure grows: 3.28, 32.8, 328
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
@@ -10,6 +12,12 @@ def figure(value: float) -> str:
     """Return three significant digits: 3.28, 32.8, 328."""
     decimals = 2 if value < _TENTHS_FROM else 1 if value < _WHOLE_FROM else 0
     return f"{value:.{decimals}f}"
+
+
+def gib(value_bytes: float) -> str:
+    """Return bytes in GiB without the unit: 65.1, 651."""
+    value = value_bytes / GIB
+    return f"{value:.0f}" if value >= _WHOLE_FROM else f"{value:.1f}"
 
 
 def scale_of(whole_s: float) -> tuple[float, str, int]:

@@ -228,11 +228,14 @@ class ExplainResult(Result):
         }
 
     def render(
-        self, width: int, *, notes: Sequence[str] = (), unread: Sequence[str] = ()
+        self, width: int, *, title: str = "yours", notes: Sequence[str] = (), unread: Sequence[str] = ()
     ) -> RenderableType:
-        """Return the comparison for a terminal of ``width`` columns, with notes from reading the files."""
+        """Return the comparison for a terminal of ``width`` columns, with notes from reading the files.
+
+        ``title``: of the configuration.
+        """
         best = self.result.best
-        names, pair = ("yours", f"best {best.plan_id[:4]}"), (self.configuration, best.config)
+        names, pair = (title, f"best {best.plan_id[:4]}"), (self.configuration, best.config)
         rules = [f"a search tries no plan like yours: {rule}" for rule in self.breaks]
         return Group(
             render_comparison(self.comparison, names, pair, width=width, ranked=self.ranked_by),

@@ -9,8 +9,8 @@ from functools import cache
 from typing import Any, Literal
 
 from meshwright.profiles.expected_errors import Kind, expected_errors
+from meshwright.profiles.figures import gib
 from meshwright.profiles.profile import Profile
-from meshwright.profiles.units import GIB
 from meshwright.solver.configuration import (
     Configuration,
     mesh_of,
@@ -659,17 +659,12 @@ def words_of_none(problem: Problem, answer: Answer) -> str:
     if risk <= _AS_LIKELY_AS_NOT:
         within = f"{_NOTHING} within an out-of-memory risk of {allowed * 100:g} %"
         return f"{within}; the closest of {size} configurations fits with {_chance(1.0 - risk)}."
-    needed, limit = (value / GIB for value in (seen.peak_memory_bytes, seen.memory_limit_bytes))
-    sizes = f"{_three_digits(needed)} of {_three_digits(limit)} GiB"
+    needed, limit = (
+        gib(value).removesuffix(".0") for value in (seen.peak_memory_bytes, seen.memory_limit_bytes)
+    )
+    sizes = f"{needed} of {limit} GiB"
     short = f"even the closest of {size} configurations needs {sizes}"
     return f"{_NOTHING}; {short}, an out-of-memory risk of {_chance(risk)}."
-
-
-def _three_digits(value: float) -> str:
-    return f"{value:.0f}" if value >= _THREE_DIGITS else f"{value:.1f}".removesuffix(".0")
-
-
-_THREE_DIGITS = 100.0  # from it, no decimal is left
 
 
 def _words_without_closest(problem: Problem, answer: Answer) -> str:

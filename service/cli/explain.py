@@ -165,7 +165,7 @@ def _explain_configuration(
         print_json({**comparison.to_json(), "notes": list(own.notes), "unread": list(own.unread)})
         return
     console.print(header(problem, console.width))
-    console.print(comparison.render(console.width, notes=own.notes, unread=own.unread))
+    console.print(comparison.render(console.width, title=own.title, notes=own.notes, unread=own.unread))
 
 
 def _say_no_plan(
@@ -183,7 +183,7 @@ def _say_no_plan(
     console = screen()
     question = shlex.join(["meshwright", "plan", str(path_of(document, problem))]) if is_kept else ""
     console.print(render_summary(answer, problem, width=console.width, question=question))
-    console.print(render_own(own.configuration, seen, width=console.width))
+    console.print(render_own(own.configuration, seen, title=own.title, width=console.width))
     console.print(reading_lines(own.notes, own.unread, width=console.width))
 
 

@@ -36,6 +36,9 @@ def fix_lines(found: Fixes, chosen: FixSet | None, width: int) -> Iterator[str]:
             f"meshwright explain --from-args {found.source.name} …",
             width,
         )
+    if chosen is not None:
+        what = "that we recommend" if chosen is found.recommended else "that you chose"
+        yield _line(f"* marks the edits {what}.", width)
     yield ""
     if not found.sets:
         what = "saves 2 % of the step or more" if found.fits else "lets the run fit into memory"

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshwright.profiles.figures import NO_BREAK, figure, percent, scale_of, tied
+from meshwright.profiles.figures import gib as gib  # noqa: PLC0414 - reports name it among these
 from meshwright.profiles.units import GIB, TERA
 from meshwright.solver.answer import HostMemory, HostOrder, Plan, Prediction
 from meshwright.solver.configuration import HIERARCHICAL, VARIABLES, Configuration, StageGroup
@@ -144,11 +145,6 @@ def signed(value_s: float, whole_s: float) -> str:
     """Return ``+0.31 s``, ``−12 ms``: in the unit and with the digits of the whole."""
     factor, unit, digits = scale_of(whole_s)
     return f"{value_s * factor:+.{digits}f} {unit}".replace("-", "−")
-
-
-def gib(value_bytes: float) -> str:
-    """Return bytes in GiB with one decimal, the unit left to the reader's line."""
-    return f"{value_bytes / GIB:.1f}"
 
 
 def risk(probability: float) -> str:

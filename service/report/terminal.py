@@ -203,14 +203,15 @@ def render_prediction(
     return Group(render_plan(plan, problem, width=width, profile=profile), *_warnings(warnings, width))
 
 
-def render_own(configuration: Configuration, seen: Prediction, *, width: int) -> RenderableType:
+def render_own(configuration: Configuration, seen: Prediction, *, title: str, width: int) -> RenderableType:
     """Return the user's own configuration in one sentence, where there is no plan next to it."""
+    label = max(_LABEL - 2, len(title) + 1)
     pieces = (
         f"{figures.configuration_words(configuration)}: {figures.step_time(seen)} a step",
         figures.peak_memory(seen),
         f"out-of-memory risk {figures.risk(seen.out_of_memory_probability)}",
     )
-    return figures.wrapped(f"{'yours':<{_LABEL - 2}}" + ", ".join(pieces), width, indent=2, hang=_LABEL - 2)
+    return figures.wrapped(f"{title:<{label}}" + ", ".join(pieces), width, indent=2, hang=label)
 
 
 def render_plan(

@@ -20,7 +20,7 @@ from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.profile import Profile, framework_of
 from meshwright.service.requests.configuration import assumed_values, completed
 from meshwright.service.requests.parse import parse_problem, stated_sizes
-from meshwright.solver.configuration import Configuration
+from meshwright.solver.configuration import VARIABLES, Configuration
 from meshwright.solver.predict import predict, where_pages_lie
 from meshwright.solver.problem import Problem
 
@@ -45,6 +45,11 @@ class Own:
     unread: tuple[str, ...] = ()
     batch_ramp: tuple[tuple[int, int], ...] = ()  # (batch, until so many tokens) before the workload's
     assumed: Mapping[str, object] = field(default_factory=dict)  # values that nothing states, by name
+
+    @property
+    def title(self) -> str:
+        """Return ``yours``, or ``assumed`` where nobody stated a size of the configuration."""
+        return "assumed" if self.assumed.keys() >= VARIABLES.keys() else "yours"
 
     @property
     def question(self) -> Problem:

@@ -164,6 +164,8 @@ def test_the_users_own_configuration_is_explained_in_words(
     assert code == 0
     assert text.splitlines()[1].startswith("yours")
     assert "tp 8 → " in text
+    _, text, _ = run_here(monkeypatch, capsys, "explain", *QUESTION)
+    assert text.splitlines()[1].startswith("assumed")  # nobody stated a layout
 
 
 def test_the_levers_alone_are_those_of_the_newest_answer(

@@ -131,8 +131,8 @@ def test_an_infeasible_answer_says_what_is_nearest_why_and_what_would_fit() -> N
     assert text.startswith("infeasible: Llama 3.1 70B on 16 × DGX H100 = 128 GPUs. Nothing fits: each of")
     # 26 + 52 + 28 = 106; with 15 of activations 121
     assert (
-        "nearest: tp 8 · pp 8 · zero 1 · mbs 1 · full recompute → stage 0 needs 121.0 of 79.0 GiB "
-        "(weights, gradients and optimizer 106.0 GiB)"
+        "nearest: tp 8 · pp 8 · zero 1 · mbs 1 · full recompute → stage 0 needs 121 of 79.0 GiB "
+        "(weights, gradients and optimizer 106 GiB)"
     ) in text
     assert "because: memory: stage 0 of the nearest configuration is 42.0 GiB short" in text
     assert "smallest changes that fit: 32 nodes" in text
@@ -217,7 +217,7 @@ def test_a_priced_configuration_has_no_rank_and_no_certificate() -> None:
 def test_a_configuration_with_no_plan_next_to_it_is_one_sentence() -> None:
     console = Console(width=160, file=io.StringIO())
     with console.capture() as capture:
-        console.print(render_own(a_plan().config, a_plan().prediction, width=160))
+        console.print(render_own(a_plan().config, a_plan().prediction, title="yours", width=160))
     (line,) = capture.get().splitlines()
     assert line.startswith("  yours  tp 8 · pp 4 · vpp 5 · dp 4 · zero 1")
     assert line.endswith("out-of-memory risk <0.1 %")
