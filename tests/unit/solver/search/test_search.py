@@ -453,5 +453,5 @@ def test_seeking_a_first_plan_in_vain_leaves_time_for_the_search(monkeypatch: py
     monkeypatch.setattr("meshwright.solver.search.search._FEW_OUTER", 0)
     monkeypatch.setattr("meshwright.solver.search.search.likely_space", in_vain)
     monkeypatch.setattr("meshwright.solver.search.search.first_plan", in_vain)
-    problem = a_problem(time_limit_s=1.0)
+    problem = a_problem(time_limit_s=2.0)
     assert search(problem, default_profile(problem.cluster, problem.launcher)).plans
