@@ -14,8 +14,7 @@ from meshwright.solver.answer import Prediction
 from meshwright.solver.configuration import BoolArray, Configuration, FloatArray, IntArray
 
 # --------------------------------------------------------------------------------------------------
-# Two configurations held against one another: plain records; ``meshwright.solver.explain.compare`` fills
-# them.
+# Two configurations held against one another.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +40,7 @@ class Comparison:
 
 
 # --------------------------------------------------------------------------------------------------
-# Operators under the roof of their GPU (Williams, Waterman and Patterson 2009): plain records.
+# Operators under the roof of their GPU (Williams, Waterman and Patterson 2009).
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +81,7 @@ class Roofline:
 
 
 # --------------------------------------------------------------------------------------------------
-# Advice on a model's shape: plain records; ``meshwright.solver.explain.model_shapes`` fills them.
+# Advice on a model's shape.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +113,7 @@ class ShapeAdvice:
 
 
 # --------------------------------------------------------------------------------------------------
-# When every pass of every pipeline rank runs: plain records; ``meshwright.solver.explain.timeline`` fills
-# them.
+# When every pass of every pipeline rank runs.
 #
 # Times are seconds from the start of the step, stragglers and calibration counted, so that what is drawn
 # to scale ends where the prediction does.

@@ -135,7 +135,7 @@ def known_answer(problem: Problem, profile: Profile) -> Answer | None:
         paths = _newest_first(state_folder(), f"{digest_of(problem)[:16]}-*-{_shown_again(problem)}.json")
     except OSError:
         return None
-    question = json.loads(json.dumps(problem_to_mapping(problem))) if paths else None
+    question = json.loads(json.dumps(problem_to_mapping(problem))) if paths else None  # lists, as in a file
     for path in paths:
         try:
             document = json.loads(path.read_text(encoding="utf-8"))

@@ -865,34 +865,6 @@ def least_busy(problem: Problem, columns: Columns, profile: Profile) -> FloatArr
     return busy_of_passes(layout, causes, _pass_prices(parts)["replay_s"]).take(found.of_row, axis=1)
 
 
-def price_unsharded(
-    problem: Problem, columns: Columns, profile: Profile, *, ways: Ways | None = None
-) -> RowPrices:
-    """Return prices with the times alone filled in, none larger than under any size of the shard sets.
-
-    Collectives among the ranks that share or replicate weights, copies of their offloaded shards, and what
-    follows the last micro-batch, are free; every other time is the same for all sizes. Rows share few
-    passes: each is priced once.
-
-    Raises:
-        InvalidProblemError: as ``price``.
-    """
-    look()
-    ctx = context_of(problem, columns, profile, ways)
-    found = _passes_of(ctx)
-    few, of_row = found.under(problem, profile), found.of_row
-    layout = LayerLayout.of(problem.model, problem.training)
-    parts = _part_prices(few, layout)
-    apart = _prediction_prices(few) if problem.counts_prediction else {}
-    known = {
-        **{name: seconds.take(of_row, axis=0) for name, seconds in _pass_prices(parts).items()},
-        "weight_gradient_s": weight_gradients_s(ctx, layout.kinds),
-        **_of_every_rank(ctx, profile),
-    }
-    times = {name: apart[name].take(of_row) for name in ("forward_s", "backward_s") if apart}
-    return _priced(problem, ctx, profile, len(parts), known, prediction=times)
-
-
 def price_every_rank(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
     """Return prices with only the seconds of the part that every rank has.
 

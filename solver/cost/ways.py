@@ -34,7 +34,7 @@ class DisputedFactError(Exception):
 
 
 class AgreedFacts(FrameworkFacts):
-    """The facts in which ways agree, compared at their first use; others raise ``DisputedFactError``."""
+    """The facts in which ways agree. The first use of another one raises ``DisputedFactError``."""
 
     @classmethod
     def of(cls, facts: Sequence[FrameworkFacts]) -> AgreedFacts:
@@ -62,7 +62,7 @@ class AgreedFacts(FrameworkFacts):
         return first
 
 
-_DEFAULTS = frozenset(one.name for one in fields(FrameworkFacts)) & frozenset(vars(FrameworkFacts))
+_DEFAULTS = tuple(one.name for one in fields(FrameworkFacts) if one.name in vars(FrameworkFacts))
 _DERIVED = tuple(name for name, one in vars(FrameworkFacts).items() if isinstance(one, cached_property))
 _COMPARED = (*_DEFAULTS, *_DERIVED)  # which the class would give otherwise
 _compared_of = attrgetter(*_COMPARED)

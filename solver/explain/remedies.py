@@ -582,9 +582,9 @@ def first_plans(
         return []
     if is_too_large(problem, wide=wide):
         return "unknown"
-    if not wide and _is_refuted(problem, profile):
-        return []
     space = enumerate_space(problem, legal_only=True, wide=wide)
+    if not wide and none_fits(problem, profile, space.rows) and _is_refuted(problem, profile):
+        return []
     frontier = Frontier.of(priced_space(problem, profile, space.rows), most)
     frontier.run(lambda _: False)
     look()  # a frontier ends in silence where the time is over

@@ -900,9 +900,10 @@ def _lighter(problem: Problem, profile: Profile, answer: Answer, searches: WorkW
     """Yield the gradients and Adam states of fewer bits that save enough.
 
     They leave more room and take no longer, so that one search of all of them together refutes each whose
-    rows are legal with all: Megatron-LM keeps Adam's moments in 16 bits under ZeRO stage 1 alone. One under
-    which the best plan of all fits and takes as long is not searched. They are named together where that
-    saves more than the better one alone by ``WORTH``.
+    rows are legal with all: Megatron-LM keeps Adam's moments in 16 bits under ZeRO stage 1 alone. A change
+    under which the best plan of all together still fits and takes as long is named with that plan: only
+    rows that are illegal with all could be faster. They are named together where that saves more than the
+    better one alone by ``WORTH``.
     """
     changes = list(_of_fewer_bits(problem))
     if not changes:
@@ -917,8 +918,8 @@ def _lighter(problem: Problem, profile: Profile, answer: Answer, searches: WorkW
         look()
         if refuted and same_rows(change.problem) == rows:
             continue
-        near = [own for best in plans[:1] if proved and (own := _kept(change, lightest, best, profile))]
-        if not near:
+        near = _without_a_search(change, lightest, plans[0], profile) if proved and plans else []
+        if not near or near[0].prediction.step_time_s > _worth_s(problem, change, answer):
             near, known = _around(problem, change, profile, answer, searches, plans=plans[:1])
             near = near if known else _nearby(problem, change, profile, answer)
         for best in near[:1]:
@@ -931,20 +932,21 @@ def _lighter(problem: Problem, profile: Profile, answer: Answer, searches: WorkW
             yield lever
 
 
-_ALIKE = 1e-3  # of a step: so near to what no plan is below is the fastest
+_ALIKE = 1e-3  # of a step: as long as
 
 
-def _kept(change: Change, lighter: Change, best: _Best, profile: Profile) -> _Best | None:
-    """Return the best plan of a lighter change under this one, if it fits and takes as long."""
-    work, more = change.problem.workload, lighter.problem.workload.framework_options
+def _without_a_search(change: Change, lightest: Change, best: _Best, profile: Profile) -> list[_Best]:
+    """Return the best plan of the lightest change under this one; nothing if it is slower or too large."""
+    work, more = change.problem.workload, lightest.problem.workload.framework_options
     own = best.way.workload.framework_options.items()
     options = {name: value for name, value in own if name in work.framework_options or name not in more}
     way = replace(best.way, workload=replace(work, framework_options=options))
-    if violations_of_all(way, profile, [best.config])[0]:
-        return None
-    (seen,) = predict_all(way, profile, [best.config])
+    own_profile = profile_of_variant(way, profile)
+    if violations_of_all(way, own_profile, [best.config])[0]:
+        return []
+    (seen,) = predict_all(way, own_profile, [best.config])
     alike = seen.step_time_s <= (1.0 + _ALIKE) * best.prediction.step_time_s
-    return _Best(best.config, seen, way) if alike else None
+    return [_Best(best.config, seen, way)] if alike else []
 
 
 _RECOMPUTED = "recompute_modules"

@@ -39,7 +39,6 @@ from meshwright.solver.cost.price import (
     least_busy,
     price,
     price_memory,
-    price_unsharded,
     priced_alike,
     shared_passes,
 )
@@ -97,9 +96,8 @@ class ByKind:
     kinds: Kinds
     problems: tuple[Problem, ...]  # by which the parts of the kinds are priced
     refuted: Callable[[Families], IntArray]  # how many first members of each family memory refutes at sight
-    unsharded: Callable[[IntArray], RowPrices]  # no kind's times are less than its family's
     quickest: Callable[[IntArray], RowPrices]  # with what no row of the kind computes in less time
-    roughly_s: Callable[[IntArray], tuple[FloatArray, FloatArray]]  # bounds as ``_bounds_of``, at less cost
+    bounds_s: Callable[[IntArray], tuple[FloatArray, FloatArray]]  # of families, as ``Bounded``
     least_steps_s: Callable[[IntArray], FloatArray]  # such bounds on seconds, whatever the objective
     busy_parts: FloatArray | None  # (3, k) of kinds with a price; None: all rows of a kind weigh the same
 
@@ -287,9 +285,8 @@ def priced_parts(parts: Sequence[tuple[Problem, Crossing]], profile: Profile) ->
         kinds=kinds,
         problems=problems,
         refuted=_Memory.of(ways, profile, kinds).refuted_members,
-        unsharded=every.unsharded,
         quickest=partial(every.quickest, prices),
-        roughly_s=every.roughly_s,
+        bounds_s=every.bounds_s,
         least_steps_s=every.least_steps_s,
         busy_parts=None if weights is None else weights.busy_parts,
     )
@@ -364,21 +361,8 @@ class _Parts:
         busy = busy_s(self.kinds.quickest(some), self.weights.busy_parts[:, some])
         return _later(found, self.weights.rows.busy[self.kinds.outer_of(some)] * busy)
 
-    def unsharded(self, some: IntArray) -> RowPrices:
-        """Return prices with the times of kinds, none larger than under any size of the shard sets."""
-        columns, outer = self.kinds.quickest(some), self.kinds.outer_of(some)
-        ways = _ways_of(self.ways, self.kinds, some)
-        found = priced_together(price_unsharded, ways, columns, self.profile)
-        prices = _laid_out(self.ways.problems[0], found)
-        if self.weights is None:
-            return prices
-        prices = _scaled(prices, self.weights.least, outer)
-        if self.weights.busy_parts is None:
-            return prices
-        return _later(prices, self.weights.least.busy[outer] * self._least_busy_s(some))
-
-    def roughly_s(self, some: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Return bounds of kinds by their passes alone, on their objectives and their closed forms."""
+    def bounds_s(self, some: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Return bounds of families by their passes alone, on their objectives and their closed forms."""
         steps, closed = self._by_passes(some)
         if self.weights is not None:
             outer, least = self.kinds.outer_of(some), self.weights.least
@@ -416,8 +400,8 @@ class _Parts:
         """Yield problems with the same rows, and for each the places of as many kinds as pay together."""
         for alike in _alike(self.kinds, some):
             ways = [self.ways.problems[part] for part, _ in alike]
-            for start in range(0, len(alike[0][1]), _ROUGHLY):
-                yield ways, [index[start : start + _ROUGHLY] for _, index in alike]
+            for start in range(0, len(alike[0][1]), _OF_PASSES):
+                yield ways, [index[start : start + _OF_PASSES] for _, index in alike]
 
 
 def _runs(problems: Sequence[Problem], kinds: Kinds, some: IntArray) -> Iterator[tuple[Problem, IntArray]]:
@@ -548,15 +532,15 @@ def _bare(prices: RowPrices) -> RowPrices:
 #
 # ``bounds.least_of_kind_s`` bounds every row of a kind, and memory refutes most kinds at sight, so a
 # kind's rows are numbered, priced and bounded one by one only when its turn comes. Kinds that differ in
-# the size of their shard sets alone are one *family*: its bound is that of prices that no size undercuts
-# (``cost.price.price_unsharded``), and its kinds are priced and bounded one by one once that comes first.
+# the size of their shard sets alone are one *family*: its bound is that of passes that no size shortens
+# (``cost.price.shared_passes``), and its kinds are priced and bounded one by one once that comes first.
 # Where other searches have set a limit, families beyond it are bounded and left: nothing more is asked of
 # them, not even whether they fit, unless for the least closed form.
 
 
 AT_ONCE = 16384  # rows opened together
-_APART, _MANY = 2048, 16384  # kinds priced together at least, and at most
-_ROUGHLY = 131072  # families with passes that are looked at together: the more, the more of them are shared
+_APART, _MANY = 4096, 16384  # kinds priced together, and those of some rows that are to be opened at most
+_OF_PASSES = 131072  # families bounded together: the more, the more of their passes are shared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -569,32 +553,21 @@ class Bounded:
     rows: IntArray  # of each family
 
     @classmethod
-    def of(cls, rows: Priced, by: ByKind, families: Families) -> Bounded:
-        """Bound families; best bound first."""
-        first = families.members[families.begin[:-1]]
-        found = cls._of(by.kinds, families, *_bounds_of(rows, by.kinds, first, by.unsharded))
-        return found.take(np.argsort(found.step_s, kind="stable"))
-
-    @classmethod
-    def roughly(cls, by: ByKind, families: Families, limit_s: float) -> tuple[Bounded, Bounded]:
-        """Bound families by their passes alone; return those within a limit, best first, and the others.
+    def of(cls, by: ByKind, families: Families, limit_s: float) -> tuple[Bounded, Bounded]:
+        """Bound families by their passes; return those within a limit, best first, and the others.
 
         The others are mostly all, so that they are neither sorted nor copied: among them those within it
         are without rows.
         """
         first = families.members[families.begin[:-1]]
-        every = cls._of(by.kinds, families, *by.roughly_s(first))
-        near = np.flatnonzero(every.step_s <= limit_s)
-        promising = every.take(near[np.argsort(every.step_s[near], kind="stable")])
+        step_s, objective_s = by.bounds_s(first)
+        each = by.kinds.sizes[first] * families.sizes  # kinds of a family have the same chunkings
+        every = cls(families=families, step_s=step_s, objective_s=objective_s, rows=each)
+        near = np.flatnonzero(step_s <= limit_s)
+        promising = every.take(near[np.argsort(step_s[near], kind="stable")])
         every.step_s[near] = every.objective_s[near] = np.inf
         every.rows[near] = 0
         return promising, every
-
-    @classmethod
-    def _of(cls, kinds: Kinds, families: Families, step_s: FloatArray, objective_s: FloatArray) -> Bounded:
-        first = families.members[families.begin[:-1]]
-        each = kinds.sizes[first] * families.sizes  # kinds of a family have the same chunkings
-        return cls(families=families, step_s=step_s, objective_s=objective_s, rows=each)
 
     def __len__(self) -> int:
         return len(self.step_s)
@@ -619,34 +592,9 @@ class Bounded:
             rows=(self.rows // sizes * (sizes - dropped))[left],
         )
 
-    def split(self, limit_s: float) -> tuple[Bounded, Bounded]:
-        """Split into families that may have a row within the limit, and the others."""
-        near, far = np.split(np.arange(len(self)), [self.within(limit_s)])
-        return self.take(near), self.take(far)
-
-    def within(self, limit_s: float) -> int:
-        """Return how many families may have a row within the limit."""
-        return int(np.searchsorted(self.step_s, limit_s, side="right"))
-
-    @property
-    def least_s(self) -> float:
-        """Return a lower bound of every row's step."""
-        return float(self.step_s.min(initial=np.inf))
-
-
-def _bounds_of(
-    rows: Priced, kinds: Kinds, some: IntArray, prices_of: Callable[[IntArray], RowPrices]
-) -> tuple[FloatArray, FloatArray]:
-    """Return bounds of all rows of some kinds, on their step and their closed form, (k,)."""
-    bounds, objectives = np.zeros(len(some)), np.zeros(len(some))
-    by_number = np.argsort(some)  # kinds of one part lie together
-    for start in range(0, len(some), CHUNK):
-        look()
-        index = by_number[start : start + CHUNK]
-        quickest = rows.joined(kinds.quickest(some[index]), prices_of(some[index]))
-        bounds[index] = least_of_kind_s(quickest)
-        objectives[index] = objective_bound_s(quickest, kinds.least_fill[some[index]])
-    return bounds, objectives
+    def divided(self, apart: BoolArray) -> tuple[Bounded, Bounded]:
+        """Return some families, and the others."""
+        return self.take(np.flatnonzero(apart)), self.take(np.flatnonzero(~apart))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -656,33 +604,29 @@ class Unopened:
     rows: Priced
     by: ByKind
     near: Bounded  # kinds that memory refutes at sight are none of their members
-    far: list[Bounded]  # beyond the limit; whether they fit was not asked of all
+    far: Bounded  # beyond the limit; whether they fit was not asked
     limit_s: float = np.inf
     order: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # kinds taken apart
     bound_s: FloatArray = field(default_factory=lambda: np.zeros(0))  # of the kinds in that order
     objective_s: FloatArray = field(default_factory=lambda: np.zeros(0))  # bounds on their closed forms
     behind: IntArray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
     at: int = 0
+    split: int = 0  # the first families of ``near`` are taken apart
 
     @classmethod
     def of(cls, rows: Priced, by: ByKind, limit_s: float = np.inf) -> Unopened:
         """Return all kinds that may fit, and may have a row within the limit."""
-        if limit_s < np.inf:  # few are within it by closer bounds; memory is asked of those alone
-            promising, far = Bounded.roughly(by, by.kinds.families, limit_s)
-            closer, beyond = Bounded.of(rows, by, promising.families).split(limit_s)
-            near, left_out = closer.that_may_fit(by), [far, beyond]
+        if limit_s < np.inf:  # memory is asked of those alone that are within it
+            near, far = Bounded.of(by, by.kinds.families, limit_s)
+            found = cls(rows=rows, by=by, near=near.that_may_fit(by), far=far, limit_s=limit_s)
         else:
-            near, left_out = Bounded.of(rows, by, by.families), []
-        found = cls(rows=rows, by=by, near=near, far=left_out, limit_s=limit_s)
+            near, far = Bounded.of(by, by.families, limit_s)
+            found = cls(rows=rows, by=by, near=near, far=far)
         found._settle()
         return found
 
-    def _take_apart(self, index: IntArray) -> None:
-        self._sort_in(self.near.families.members_of(index))
-        self.near = self.near.take(np.setdiff1d(np.arange(len(self.near)), index))
-
     def _sort_in(self, fresh: IntArray) -> None:
-        bounds, objectives = _bounds_of(self.rows, self.by.kinds, fresh, self.by.quickest)
+        bounds, objectives = self._bounds_of(fresh)
         order, bounds = np.append(self.order, fresh), np.append(self.bound_s, bounds)
         waiting = self.at + np.lexsort((order[self.at :], bounds[self.at :]))
         by_bound = np.concatenate([np.arange(self.at), waiting])
@@ -690,37 +634,38 @@ class Unopened:
         self.objective_s = np.append(self.objective_s, objectives)[by_bound]
         self.behind = np.concatenate([[0], np.cumsum(self.by.kinds.sizes[self.order])])
 
-    def _take_apart_far(self, limit_s: float) -> None:
-        far = list[Bounded]()
-        for some in self.far:
-            less = some.objective_s < limit_s
-            far.append(some.take(np.flatnonzero(~less)))
-            closer = Bounded.of(self.rows, self.by, some.families.take(np.flatnonzero(less)))
-            less = closer.objective_s < limit_s
-            far.append(closer.take(np.flatnonzero(~less)))
-            if less.any():
-                self._sort_in(closer.take(np.flatnonzero(less)).that_may_fit(self.by).families.members)
-        self.far = [some for some in far if len(some)]
+    def _bounds_of(self, some: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Return bounds of all rows of some kinds, on their step and their closed form, (k,)."""
+        bounds, objectives, kinds = np.zeros(len(some)), np.zeros(len(some)), self.by.kinds
+        by_number = np.argsort(some)  # kinds of one part lie together
+        for start in range(0, len(some), CHUNK):
+            look()
+            index = by_number[start : start + CHUNK]
+            quickest = self.rows.joined(kinds.quickest(some[index]), self.by.quickest(some[index]))
+            bounds[index] = least_of_kind_s(quickest)
+            objectives[index] = objective_bound_s(quickest, kinds.least_fill[some[index]])
+        return bounds, objectives
 
     def _settle(self) -> None:
         """Split families until the next AT_ONCE rows are those of least bound, or nearly so.
 
         Once _MANY kinds are taken apart for that, it is enough that the first of them are.
         """
-        taken = 0
-        while len(self.near):
+        taken, near, begin = 0, self.near, self.near.families.begin
+        while self.split < len(near):
             last = self._end() - 1
             enough = last >= self.at and self.behind[last + 1] - self.behind[self.at] >= AT_ONCE
-            sure = self.bound_s[last if taken < _MANY else self.at] if enough else -np.inf
-            if enough and sure < self.near.least_s:
+            sure = self.bound_s[last if taken < _MANY else self.at] if enough else np.inf
+            if sure < near.step_s[self.split]:
                 return
-            number, begin = self.near.within(sure), self.near.families.begin
-            most = int(np.searchsorted(begin, _MANY, side="right")) - 1
-            # within a limit most are taken apart in any case: in one call, as each has one for every part
-            few = int(np.searchsorted(begin, max(_APART, taken) if self.limit_s == np.inf else _MANY))
-            number = max(min(max(number, few), most, len(self.near)), 1)
-            taken += int(begin[number])
-            self._take_apart(np.arange(number))
+            # each call has some for every part; within a limit most are taken apart in any case
+            few = _APART if self.limit_s == np.inf else _MANY
+            end = int(np.searchsorted(begin, begin[self.split] + few, side="right")) - 1
+            end = max(end, self.split + 1)
+            taken += int(begin[end] - begin[self.split])
+            self._sort_in(near.families.members[begin[self.split] : begin[end]])
+            near.objective_s[self.split : end], near.rows[self.split : end] = np.inf, 0
+            self.split = end
 
     def _end(self) -> int:
         """Return where the kinds of the next AT_ONCE rows, or a few more, end."""
@@ -731,19 +676,20 @@ class Unopened:
     def least_s(self) -> float:
         """Return a lower bound of the step of every row that is not open."""
         waiting = float(self.bound_s[self.at]) if self.at < len(self.order) else np.inf
-        return min(waiting, self.near.least_s, *(some.least_s for some in self.far))
+        near = self.near.step_s[self.split : self.split + 1]
+        return float(min(waiting, near.min(initial=np.inf), self.far.step_s.min(initial=np.inf)))
 
     @property
     def least_objective_s(self) -> float:
         """Return a lower bound of every row's closed form, open or not."""
-        parts = [self.objective_s, *(some.objective_s for some in (self.near, *self.far))]
+        parts = (self.objective_s, self.near.objective_s, self.far.objective_s)
         return float(min(part.min(initial=np.inf) for part in parts))
 
     def rows_within(self, limit_s: float) -> int:
         """Return how many rows that are not open may have no larger bound."""
         end = int(np.searchsorted(self.bound_s, limit_s, side="right"))
         waiting = int(self.behind[max(end, self.at)] - self.behind[self.at])
-        left = (self.near, *self.far)
+        left = (self.near, self.far)
         return waiting + sum(int(some.rows[some.step_s <= limit_s].sum()) for some in left)
 
     def open(self) -> IntArray:
@@ -754,9 +700,12 @@ class Unopened:
 
     def open_objectives(self, limit_s: float) -> IntArray:
         """Return the unopened rows with a closed form that may be less, without opening them."""
-        if len(index := np.flatnonzero(self.near.objective_s < limit_s)):
-            self._take_apart(index)
-        self._take_apart_far(limit_s)
+        if (less := self.near.objective_s < limit_s).any():
+            some, self.near = self.near.divided(less)
+            self._sort_in(some.families.members)
+        if (less := self.far.objective_s < limit_s).any():
+            some, self.far = self.far.divided(less)
+            self._sort_in(some.that_may_fit(self.by).families.members)
         left = slice(self.at, None)
         return self.by.kinds.rows(self.order[left][self.objective_s[left] < limit_s])
 

@@ -10,8 +10,8 @@ from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.answer import Answer
 from meshwright.solver.configuration import ALL_LAYERS, BoolArray, Columns, FloatArray
-from meshwright.solver.cost.price import price, price_unsharded, shared_passes
-from meshwright.solver.cost.stages import OF_EVERY_RANK, LayerLayout
+from meshwright.solver.cost.price import busy_of_passes, least_busy, price, shared_passes
+from meshwright.solver.cost.stages import LayerLayout
 from meshwright.solver.problem import Problem
 from meshwright.solver.search import priced_space as unopened
 from meshwright.solver.search.bounds import least_of_kind_s, objective_bound_s
@@ -60,7 +60,7 @@ def test_the_bounds_of_a_kind_hold_for_every_split_of_its_rows(problem: Problem)
     rows = priced_rows(problem, profile_of(problem), crossing.take(every))
     by_kind = priced_space(problem, profile_of(problem), crossing).by_kind
     assert by_kind is not None
-    of_passes = by_kind.roughly_s(np.arange(len(kinds)))
+    of_passes = by_kind.bounds_s(np.arange(len(kinds)))
     assert (of_passes[0] <= np.where(able, steps, np.inf) * ROUNDING).all()
     for found, kind in zip(exhaust_all(rows), kinds.of(every).tolist(), strict=True):
         assert able[kind] or not found.splits
@@ -128,13 +128,10 @@ def test_a_family_is_bounded_and_refuted_as_each_shard_size_of_it_by_itself(laun
     for name in alike:
         own = getattr(kinds.quickest(families.members), name)
         assert np.array_equal(own, getattr(first, name)[which]), name
-    of_each = families.members[families.begin[:-1]]
-    together = rows.joined(first, rows.by_kind.unsharded(of_each))
+    steps, closed_forms = rows.by_kind.bounds_s(families.members[families.begin[:-1]])
     apart = rows.joined(kinds.quickest(families.members), rows.prices.at(families.members))
-    assert (least_of_kind_s(together)[which] <= least_of_kind_s(apart) * ROUNDING).all()
-    assert (objective_bound_s(together)[which] <= objective_bound_s(apart) * ROUNDING).all()
-    for name in ("forward_s", "backward_s", "replay_s", "tail_s"):
-        assert (getattr(together.prices, name)[which] <= getattr(apart.prices, name) * ROUNDING).all(), name
+    assert (steps[which] <= least_of_kind_s(apart) * ROUNDING).all()
+    assert (closed_forms[which] <= objective_bound_s(apart) * ROUNDING).all()
 
 
 @pytest.mark.parametrize("launcher", ["none", "megatron-lm", "deepspeed"])
@@ -150,7 +147,7 @@ def test_passes_that_many_rows_share_take_as_long_as_priced_row_by_row(
     profile = profile_of(problem)
     every = columns.take(np.arange(len(columns)))
     rows = every.take(np.flatnonzero(every.zero_stage < 2)[:20_000])  # no weights travel in their passes
-    together, apart = (priced(problem, rows, profile) for priced in (price_unsharded, price))
+    apart = price(problem, rows, profile)
     assert len(rows) > 50
     (least,) = shared_passes([problem], rows, profile)
     parts = np.append(LayerLayout.of(problem.model).cumulative[-1], (1, 1))
@@ -158,8 +155,8 @@ def test_passes_that_many_rows_share_take_as_long_as_priced_row_by_row(
     whole = (apart.forward_s + apart.backward_s) @ parts + replayed
     assert (least.whole_s <= whole * ROUNDING).all()
     np.testing.assert_allclose(least.whole_s, whole, rtol=0.02)
-    for name in ("forward_s", "backward_s", "replay_s", "weight_gradient_s", *OF_EVERY_RANK):
-        np.testing.assert_allclose(getattr(together, name), getattr(apart, name), rtol=1e-12, err_msg=name)
+    busy = busy_of_passes(LayerLayout.of(problem.model), apart.breakdown_s, apart.replay_s)
+    np.testing.assert_allclose(least_busy(problem, rows, profile), busy, rtol=1e-12)
 
 
 @given(small_problems())

@@ -11,7 +11,7 @@ from meshwright.profiles.library import find_model
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.profiles.switches import EVERY_SWITCH
 from meshwright.solver.configuration import Columns, FloatArray
-from meshwright.solver.cost.price import price, price_memory, price_unsharded, shared_passes
+from meshwright.solver.cost.price import price, price_memory, shared_passes
 from meshwright.solver.cost.stages import RowPrices
 from meshwright.solver.cost.ways import Ways, priced_together
 from meshwright.solver.planner.variants import packaged_variants, searched_variants, switched_of
@@ -21,7 +21,7 @@ from tests.property.meaning import some_configurations
 
 MODELS = ("llama-3-8b", "mixtral-8x7b", "deepseek-v2-lite")
 LAUNCHERS = ("megatron-lm", "megatron-bridge", "torchtitan")
-PRICINGS = (price, price_memory, price_unsharded)
+PRICINGS = (price, price_memory)
 
 
 def drawn(name: str, launcher: str, *allow: str) -> tuple[Problem, Columns, Ways]:

@@ -182,10 +182,10 @@ def decide(question: Question) -> Verdict:
     """
     start_s = time.process_time()
     stated, able = _stated(question)
-    order, columns = _alike(question, stated, able)
+    order, columns = _told_apart(question, stated, able)
     if not order:
         return Verdict(status="INFEASIBLE", cpu_s=time.process_time() - start_s)
-    able = [True] * len(order)
+    kept = [True] * len(order)
     model = cp_model.CpModel()
     row = model.new_int_var(0, len(order) - 1, "row")
     variables = {name: _element(model, row, name, column) for name, column in columns.items()}
@@ -198,11 +198,11 @@ def decide(question: Question) -> Verdict:
             else:
                 statements.state(limit.tree, when)
         except UnstatableError:
-            able = _restricted(limit, columns, able)
-    if not any(able):
+            kept = _restricted(limit, columns, kept)
+    if not any(kept):
         return Verdict(status="INFEASIBLE", cpu_s=time.process_time() - start_s)
-    if not all(able):
-        known = [at for at, is_able in enumerate(able) if is_able]
+    if not all(kept):
+        known = [at for at, is_kept in enumerate(kept) if is_kept]
         model.add_linear_expression_in_domain(row, cp_model.Domain.from_values(known))
     model.minimize(row)
     if model.validate():
@@ -269,17 +269,21 @@ def _restricted(limit: Limit, columns: Mapping[str, Sequence[int]], able: Sequen
     ]
 
 
-def _alike(
+def _told_apart(
     question: Question, stated: Iterable[tuple[Limit, Table | None]], able: Sequence[bool]
 ) -> tuple[list[int], dict[str, list[int]]]:
-    """Return the able row of least value of each combination of what limits read, by value, and columns."""
+    """Return the indices of the rows to choose among, by value, and their columns that limits read.
+
+    Of able rows with equal entries in these columns, the one of least value is among them.
+    """
     read = {PART: question.columns[PART]} if any(limit.parts for limit, _ in stated) else {}
     read |= {name: question.columns[name] for limit, _ in stated for name in names_in(limit.tree)}
-    of = dict[tuple[int, ...], int]()
+    least = dict[tuple[int, ...], int]()
     for at in sorted(range(len(able)), key=question.values.__getitem__):
         if able[at]:
-            of.setdefault(tuple(column[at] for column in read.values()), at)
-    return list(of.values()), {name: [column[at] for at in of.values()] for name, column in read.items()}
+            least.setdefault(tuple(column[at] for column in read.values()), at)
+    rows = list(least.values())
+    return rows, {name: [column[at] for at in rows] for name, column in read.items()}
 
 
 def _element(model: cp_model.CpModel, row: cp_model.IntVar, name: str, column: Sequence[int]) -> Number:

@@ -23,7 +23,7 @@ from meshwright.solver.answer import Prediction
 from meshwright.solver.configuration import Columns, Configuration, configuration_from_json
 from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.objective import outlooks_of, weighing_of
-from meshwright.solver.cost.price import price_memory, price_unsharded, shared_passes
+from meshwright.solver.cost.price import price_memory, shared_passes
 from meshwright.solver.predict import predicted
 from meshwright.solver.problem import Problem
 from tests.draws import some_of
@@ -70,8 +70,7 @@ def as_searched(
     if any(one.is_placed for one in configs):
         return [{}] * len(configs)
     rows = Columns.of(configs)
-    weighing, passes = weighing_of(problem, profile, rows), price_unsharded(problem, rows, profile)
-    memory = price_memory(problem, rows, profile)
+    weighing, memory = weighing_of(problem, profile, rows), price_memory(problem, rows, profile)
     (shared,) = shared_passes([problem], rows, profile)
     each = rows.num_microbatches / rows.pipeline_parallel_size
     numbers = {
@@ -79,8 +78,8 @@ def as_searched(
         "offset_s": weighing.offset,
         "most_s": np.where(np.isinf(weighing.most_s), 0.0, weighing.most_s),
         "least_s": shared.straggler * each * shared.whole_s + shared.fixed_s,
-        "forward_s": passes.forward_s.sum(axis=1),
-        "backward_s": passes.backward_s.sum(axis=1),
+        "forward_s": shared.forward_s,
+        "backward_s": shared.backward_s,
         "states_bytes": (memory.weights_bytes + memory.optimizer_bytes).sum(axis=1),
     }
     return [
