@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 run: $(STAMP) ## the main job: start the embedded service, search the example, write launch files to out/
 	@$(BIN)/meshwright demo examples/llama-3.1-70b-128xh100.json
 
-test: $(STAMP) ## all tests, with their own PostgreSQL and Redis (ARGS="--of FILE": who executes a file); WITH=torch, WITH=browser: those that need more packages
+test: $(STAMP) ## the tests of every day, with their own PostgreSQL and Redis (ARGS="--of FILE": who executes a file); WITH=torch, WITH=browser: those that need more packages
 ifdef WITH
 	@OMP_NUM_THREADS=1 MESHWRIGHT_TEST_TORCH=1 MESHWRIGHT_TEST_BROWSER=1 .ci/environment $(WITH) python -m pytest tests/$(WITH) $(ARGS)
 else ifneq ($(filter --of,$(ARGS)),)
@@ -73,12 +73,12 @@ endif
 chaos: $(STAMP) ## kill, freeze, crash, flush, upgrade and roll back under load, about 15 minutes (ARGS=--short: two)
 	@$(BIN)/python -m tests.chaos --json out/chaos.json $(ARGS)
 
-fuzz: $(STAMP) ## over 10 000 hostile requests, at least twelve times the draws of make test, all golden files (DRAWS=34: more; ARGS=--quick: few requests)
+fuzz: $(STAMP) ## over 10 000 hostile requests, at least twelve times the draws of make test, all golden files, all slow tests and all types with torch (DRAWS=34: more; ARGS=--quick: few requests)
 	@.ci/environment fuzz
 	@$(BIN)/python -m benchmarks.fuzz_api $(ARGS)
 ifneq ($(ARGS),--quick)
-	@MESHWRIGHT_TEST_DRAWS=$(or $(DRAWS),12) $(BIN)/python -m pytest tests/accuracy tests/golden tests/property $$(grep -rl "tests.draws import" tests/unit tests/e2e --include=*.py) --numprocesses auto --dist loadfile --timeout 3600
-	@MESHWRIGHT_TEST_DRAWS=$(or $(DRAWS),12) $(MAKE) test WITH=torch ARGS="-k 'test_adapters or test_drawn_configs or test_verify' --timeout 3600"
+	@MESHWRIGHT_TEST_DRAWS=$(or $(DRAWS),12) $(BIN)/python -m pytest tests/accuracy tests/golden tests/property $$(grep -rl "tests.draws import" tests --include=*.py --exclude-dir=torch --exclude-dir=browser) --numprocesses auto --dist loadfile --timeout 3600
+	@MESHWRIGHT_TEST_DRAWS=$(or $(DRAWS),12) OMP_NUM_THREADS=1 MESHWRIGHT_TEST_TORCH=1 .ci/environment torch python -m pytest $$(grep -rl "tests.draws import" tests/torch --include=*.py) --timeout 3600
 endif
 
 launchers: $(STAMP) ## exported plans before the launchers' own parsers (ARGS="--plans 20 --only deepspeed"; --refusals 4: what we refuse; --quick: as CI does)

@@ -48,11 +48,12 @@ _CHEAP_FIRST = ("architecture", "unit", "golden", "e2e", "property")  # folders;
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what is cheap, and spread files that wait for servers evenly, so that no core is idle.
 
-    With torch the few tests that train a model go first: the longest would be left alone at the end.
+    With torch, files with few tests go first: those train models and take longest, and the last one would
+    run alone.
     """
     rank = {folder: at for at, folder in enumerate(_CHEAP_FIRST)}
-    times = Counter(item.path for item in items)
-    files = sorted(times, key=lambda file: times[file] if "torch" in file.parts else 0)
+    counts = Counter(item.path for item in items)
+    files = sorted(counts, key=lambda file: counts[file] if "torch" in file.parts else 0)
     files.sort(key=lambda file: min((rank[one] for one in file.parts if one in rank), default=2.5))
     waiting = [file for file in files if "integration" in file.parts]
     computing = [file for file in files if "integration" not in file.parts]

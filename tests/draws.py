@@ -1,4 +1,4 @@
-"""How many random requests a property is held against: few in ``make test``, more in ``make fuzz``."""
+"""What ``make test`` leaves to ``make fuzz``: most random requests, rows of long tables, slow tests."""
 
 import os
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import pytest
 T = TypeVar("T")
 TIMES = int(os.environ.get("MESHWRIGHT_TEST_DRAWS", "1"))
 WHOLE = TIMES > 1 or "UPDATE_GOLDEN" in os.environ  # take whole tables
-seldom = pytest.mark.skipif(not WHOLE, reason="make fuzz runs it: tests of every day execute its code")
+seldom = pytest.mark.skipif(not WHOLE, reason="slow: make fuzz runs it; a quicker test runs the same code")
 
 
 def draws(of_every_day: int, *, of_more: int = 0) -> int:

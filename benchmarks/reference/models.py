@@ -39,9 +39,9 @@ _HEAD = """\
 
 Run `make reference` to make this page from code. You can plan a Hugging Face `config.json` of one of these
 types. Its count of parameters equals the count of the model that `transformers` builds from it.
-`make test WITH=torch` draws configs of every type and compares them, and
-`.ci/environment torch python -m tests.torch.model_table` prints the result for all types that it has. Types
-of remote code are counted by their checkpoints' sizes. If your config leaves a value out, its class's
+`make fuzz` draws configs of every type and compares them (`make test WITH=torch`: of a third in each test),
+and `.ci/environment torch python -m tests.torch.model_table` prints the result for all types that it has.
+Types of remote code are counted by their checkpoints' sizes. If your config leaves a value out, its class's
 default counts.
 
 - **exact**: the launch file states the model, and the launcher itself has built models of this type rank

@@ -1,6 +1,7 @@
 """The shape of the product: folders, the one importable name, and no cycle of imports."""
 
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -75,6 +76,17 @@ def test_every_command_that_a_document_or_a_file_names_exists() -> None:
     assert {"run", "test", "check", "bench"} <= named <= targets
     assert {"search", "cost"} <= benchmarks <= set(BENCHMARKS)
     assert len(targets) <= 18
+
+
+def test_make_fuzz_runs_every_file_of_which_make_test_runs_a_part() -> None:
+    recipe = (ROOT / "Makefile").read_text(encoding="utf-8").partition("\nfuzz:")[2].partition("\n\n")[0]
+    run = set[str]()
+    for command in re.findall(r"\$\$\((grep [^)]*)\)", recipe):
+        done = subprocess.run(shlex.split(command), cwd=ROOT, capture_output=True, text=True, check=True)
+        run |= set(done.stdout.split())
+    drawing = re.compile(r"^(from|import) tests\.draws\b", re.MULTILINE)
+    tests = (path for path in (ROOT / "tests").rglob("*.py") if drawing.search(path.read_text("utf-8")))
+    assert {path.relative_to(ROOT).as_posix() for path in tests} == run
 
 
 def test_the_guide_names_every_file_of_a_dimension() -> None:

@@ -112,7 +112,7 @@ def outcome(found: Target, plain: list[float], launcher: str, name: str, value: 
 
 
 @pytest.mark.parametrize("launcher", launcher_names())
-def test_every_switch_that_is_priced_is_written_or_said_to_be_unwritten(launcher: str) -> None:
+def test_a_switch_that_is_priced_is_written_or_said_to_be_unwritten(launcher: str) -> None:
     left = [*some_of([*values(launcher)], each=9, first=launcher_names().index(launcher))]
     wrong, seen = dict[tuple[str, Option], str](), set[str]()
     for found in targets(launcher):  # of later ones only what changes no earlier one's price
@@ -169,7 +169,7 @@ def problems_for(some: Sequence[Setting], launcher: str) -> Iterator[Problem]:
 
 
 @pytest.mark.parametrize(("launcher", "switch", "name"), some_of(PAIRS, each=4))
-def test_every_setting_of_every_switch_is_written_and_read_back_by_every_launcher_that_has_it(
+def test_a_setting_of_a_switch_is_written_and_read_back_by_a_launcher_that_has_it(
     launcher: str, switch: str, name: str
 ) -> None:
     setting = next(one for one in switches()[switch].settings if one.name == name)

@@ -2,7 +2,7 @@
 
 That no bound is above the best plan is held by ``tests/property``. A bound that only became looser would
 pass there, and proofs would take longer. Rows, splits and searches are small; of unlike node groups the
-bounds of every row are held, too. A third of the drawn rows is held every day, all by ``make fuzz``.
+bounds of every row are held, too. A fifth of the drawn rows is held every day, all by ``make fuzz``.
 """
 
 import json

@@ -859,20 +859,20 @@ def names_of(command: Any) -> list[str]:  # noqa: ANN401 - Typer keeps the type 
 LISTED = {name: names_of(command) for name, command in leaves()}
 
 
-SHARED_CASES = {**OF_A_PROBLEM, **OF_A_SEARCH}  # of several commands, each of which tries a third a day
+SHARED_CASES = {**OF_A_PROBLEM, **OF_A_SEARCH}  # of several commands, each of which tries a third of them
 SHARING = [name for name in COMMANDS if set(OF_A_PROBLEM) <= set(COMMANDS[name].cases)]
 
 
-def tried_today(name: str) -> list[str]:
-    """Return a command's options without those that other commands try."""
+def tried_of(name: str) -> list[str]:
+    """Return the options that this command tries: its own, and its third of the shared ones."""
     if name not in SHARING:
         return [*COMMANDS[name].cases]
-    today = some_of([*SHARED_CASES], each=3, first=SHARING.index(name))
-    return [one for one in COMMANDS[name].cases if one not in SHARED_CASES or one in today]
+    own_third = some_of([*SHARED_CASES], each=3, first=SHARING.index(name))
+    return [one for one in COMMANDS[name].cases if one not in SHARED_CASES or one in own_third]
 
 
-def test_every_option_is_tried_today_on_one_of_the_commands_that_share_it() -> None:
-    assert set(SHARED_CASES) <= {option for name in SHARING for option in tried_today(name)}
+def test_every_shared_option_is_tried_on_one_of_the_commands_that_have_it() -> None:
+    assert set(SHARED_CASES) <= {option for name in SHARING for option in tried_of(name)}
 
 
 @pytest.mark.parametrize("name", LISTED)
@@ -881,7 +881,7 @@ def test_every_option_of_a_command_changes_what_comes_of_it(name: str, place: Pl
     cases = {one: Case(case) if isinstance(case, str) else case for one, case in command.cases.items()}
     assert set(cases) == set(LISTED[name])
     assert starts.again(command.base) == starts.of(command.base)  # else any option would seem to count
-    tried = tried_today(name)
+    tried = tried_of(name)
     faults = {option: starts.fault(command.base, option, cases[option]) for option in tried}
     assert {option: fault for option, fault in faults.items() if fault} == {}
     asks = any(outcome.asked for outcome in starts.known.values())

@@ -197,11 +197,7 @@ def test_changes_that_the_request_already_has_are_not_offered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "none"),
-    [
-        ("megatron-lm", "megatron-lm has no plan"),
-        pytest.param("none", "No plan exists", marks=seldom),
-    ],
+    ("launcher", "none"), [("megatron-lm", "megatron-lm has no plan"), ("none", "No plan exists")]
 )
 def test_that_no_plan_exists_is_said_only_where_no_row_is_legal(launcher: str, none: str) -> None:
     # 8 tensor ranks and 2 stages are 16 GPUs, whatever their memory

@@ -177,7 +177,6 @@ def test_a_pin_that_no_rule_allows_is_told_with_the_rule() -> None:
     assert found.nearest is None
 
 
-@seldom
 def test_a_limit_counts_however_many_stand_before_it() -> None:
     # all rules together are more than a mask of 64 bits holds; only the last constraint is in the way
     kept = tuple(f"num_microbatches != {1000 + number}" for number in range(40))

@@ -10,7 +10,6 @@ from meshwright.solver.clock import Watch
 from meshwright.solver.explain.node_groups import group_uses, with_one_more_node
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
-from tests.draws import seldom
 from tests.problems.asked import searched
 from tests.problems.mixed_clusters import a_group, a_mixed_problem
 
@@ -50,7 +49,6 @@ def test_a_layer_more_costs_what_the_plan_with_that_layer_takes() -> None:
     assert change_s > 0.0
 
 
-@seldom
 def test_one_more_node_brings_what_the_search_on_that_cluster_finds() -> None:
     problem = a_problem_on(FAST, SLOW)
     plan, profile = best_of(problem), default_profile(problem.cluster, "none")

@@ -35,7 +35,6 @@ from meshwright.solver.problem import Problem
 from meshwright.solver.search.priced_space import have_room
 from meshwright.solver.search.search import search
 from tests.builders import a_cluster, a_gpu, a_model, a_moe_model, a_problem
-from tests.draws import seldom
 
 SMALL = a_model(num_layers=24, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32)
 
@@ -83,7 +82,6 @@ def test_changes_that_keep_the_machines_come_first_each_kind_by_its_price() -> N
     assert prices == sorted(prices)
 
 
-@seldom
 def test_no_fewer_nodes_than_those_that_are_offered_have_a_plan() -> None:
     problem, found = reasons(6.0)
     profile = default_profile(problem.cluster, problem.launcher)

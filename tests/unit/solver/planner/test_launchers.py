@@ -52,7 +52,7 @@ def test_on_unlike_nodes_the_launcher_is_one_that_places_stages(monkeypatch: pyt
     assert lever.saves > 0.05
 
 
-@pytest.mark.parametrize("launcher", some_of([None, "any", "flagscale"], each=3))
+@pytest.mark.parametrize("launcher", some_of([None, "any", "flagscale"], each=3, first=2))
 def test_ends_that_share_a_matrix_are_split_alike_on_unlike_cards(launcher: str | None) -> None:
     """FlagScale asserts one tensor-parallel size at both ends of tied weights (train/arguments.py:127)"""
     raw: dict[str, Any] = {

@@ -93,7 +93,6 @@ def test_where_states_leave_no_room_smaller_ones_are_named(slow: tuple[Problem, 
     )
 
 
-@seldom
 @pytest.mark.usefixtures("no_other_launchers")
 def test_gradients_that_a_launcher_sums_in_bf16_anyway_are_no_change_and_states_are() -> None:
     problem = parse_problem(
@@ -235,7 +234,6 @@ def test_a_power_limit_is_named_where_energy_ranks_and_nowhere_else() -> None:
     assert "power_limit_w" not in {one.kind for one in of("step_time").levers}
 
 
-@seldom
 @pytest.mark.usefixtures("no_other_launchers")
 def test_gradients_of_fewer_bits_are_named_where_smaller_states_refuse_their_plan() -> None:
     """It has ZeRO stage 2, which Megatron-LM refuses with Adam's moments in 16 bits."""
@@ -271,7 +269,6 @@ def test_a_change_and_two_together_are_named_each_with_its_own_gain() -> None:
     assert both.step_time_s < plan.prediction.step_time_s <= alone.step_time_s
 
 
-@seldom
 def test_a_lever_does_not_depend_on_how_many_plans_are_listed(small: tuple[Problem, Answer]) -> None:
     problem, answer = small
     more = replace(problem, options=replace(problem.options, top_k=4))
@@ -412,10 +409,10 @@ def test_no_batch_is_tried_twice(batch: int) -> None:
         # 521 is prime: with two replicas each has 261 sequences of 522, and one alone has no such twin
         (521, 8192, {"workload.global_batch_size": 522}),
         # 252 has one more factor of two than 250, 256 has all: it saves 4.3 % more, and is the one named
-        pytest.param(250, 4096, {"workload.global_batch_size": 256}, marks=seldom),
+        (250, 4096, {"workload.global_batch_size": 256}),
         # an odd number of tokens has no halves for context or tensor ranks
         (512, 7777, {"workload.seq_length": 7776}),
-        pytest.param(512, 8192, None, marks=seldom),
+        (512, 8192, None),
     ],
 )
 def test_a_neighbour_that_more_ranks_can_share_is_named(

@@ -1,6 +1,7 @@
 """Which candidates are searched, and what an answer claims of them."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -17,7 +18,7 @@ from meshwright.solver.problem import Problem, Progress
 from meshwright.solver.search.search import search as search_alone
 from meshwright.solver.space.enumerate import enumerate_space, searched_space
 from tests.builders import a_cluster, a_model, a_plan, a_prediction, a_problem, an_answer
-from tests.draws import seldom, some_of
+from tests.draws import some_of
 
 
 def on_two_nodes(**options: object) -> Problem:
@@ -251,6 +252,11 @@ def with_offload(**options: object) -> Problem:
     )
 
 
+@cache
+def answered_with_offload() -> Answer:
+    return answered(with_offload())
+
+
 def test_the_first_plan_is_of_the_faster_precision_and_near_the_best() -> None:
     seen, problem = list[Progress](), with_offload()
     answer = ask(problem, default_profile(problem.cluster, problem.launcher), on_progress=seen.append)
@@ -267,20 +273,15 @@ def test_a_search_that_is_stopped_keeps_the_plan_that_was_found_without_offload(
     assert (answer.status, answer.bound_step_time_s, answer.gap) == ("feasible", None, None)
     shown_s = [one.incumbent_step_time_s for one in seen if one.incumbent_step_time_s is not None]
     assert answer.plans[0].prediction.step_time_s <= shown_s[0]
-    whole = ask(problem, profile)
+    whole = answered_with_offload()
     ids = {plan.config: plan.plan_id for plan in whole.plans}
     assert all(ids.get(plan.config, plan.plan_id) == plan.plan_id for plan in answer.plans)
     assert whole.plans[0].prediction.step_time_s <= answer.plans[0].prediction.step_time_s
 
 
-@seldom
 def test_what_is_found_without_offload_changes_no_answer() -> None:
-    whole, found = (
-        with_offload(),
-        with_offload(forbid={"offload": ("optimizer@nvme",)}),
-    )  # no opening for it
-    profile = default_profile(whole.cluster, whole.launcher)
-    one, other = ask(whole, profile), ask(found, profile)
+    one = answered_with_offload()
+    other = answered(with_offload(forbid={"offload": ("optimizer@nvme",)}))  # no opening for it
     assert [plan.prediction.step_time_s for plan in one.plans] == pytest.approx(
         [plan.prediction.step_time_s for plan in other.plans]
     )

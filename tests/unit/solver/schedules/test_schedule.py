@@ -13,7 +13,6 @@ from meshwright.solver.schedules.schedule import V_SHAPED, fill_share, in_flight
 from meshwright.solver.search.search import search
 from meshwright.solver.space.enumerate import enumerate_space
 from tests.builders import a_cluster, a_model, a_problem
-from tests.draws import seldom
 from tests.problems.asked import searched, searched_with_reasons
 from tests.problems.pricing import a_layout
 
@@ -118,7 +117,6 @@ def test_a_pinned_schedule_is_searched_proved_and_certified(schedule: str) -> No
     assert answer.bound_step_time_s <= answer.plans[0].prediction.step_time_s
 
 
-@seldom
 def test_the_best_of_all_schedules_is_the_best_of_each_pinned_alone() -> None:
     pin = {"pipeline_parallel_size": 4, "tensor_parallel_size": 2}
     whole = searched(on_8_gpus(pin=pin, top_k=1)).plans[0].prediction.step_time_s

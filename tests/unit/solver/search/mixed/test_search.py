@@ -270,7 +270,6 @@ def classes_of(answer: Answer) -> list[tuple[Configuration, ...]]:
     return [plan.config.classes for plan in answer.plans]
 
 
-@seldom
 def test_a_prescribed_split_is_every_class_s_split() -> None:
     answer = searched(replicas(stage_layers=(3, 1)))
     assert any(plan.config.replicas for plan in answer.plans)
