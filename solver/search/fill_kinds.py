@@ -33,7 +33,7 @@ from meshwright.solver.search.rows import RankCosts, Rows, at, furthest, share_o
 from meshwright.solver.search.splits import even_chunks
 
 Values = TypeVar("Values", FloatArray, IntArray, BoolArray)
-_ROUNDING, _NO_TURN = 1e-9, 1e-200
+_ROUNDING = 1e-9
 _SHARES = (0.0, 0.5, 0.7, 0.85, 0.95, 1.05, 1.2, 1.5)  # of an even share: where pieces begin
 
 
@@ -166,7 +166,8 @@ class _Filling:
         begin, some = used * len(rows) + np.arange(len(rows)), slice(least, most + 1)
         time, forward = self.time_s[some], self.forward_s[some]
         time_then = self.time_s.take(begin)
-        steady_s = stage.steady_s / np.maximum(stage.turns, _NO_TURN)
+        unlimited = np.where(stage.steady_s < 0.0, -np.inf, np.inf)  # layers of no turn cost nothing in (H)
+        steady_s = np.divide(stage.steady_s, stage.turns, out=unlimited, where=stage.turns > 0.0)
         fits = time <= _ample(time_then + np.minimum(stage.chain_s, steady_s))
         late = (rows.m - 1.0) * time
         late -= stage.early * forward
