@@ -31,7 +31,7 @@ from meshwright.solver.search.bounds import Bounds, split_s
 from meshwright.solver.search.candidates import Ends, candidates_of, fastest
 from meshwright.solver.search.feasible import bound_at_sight_s
 from meshwright.solver.search.fill import can_beat
-from meshwright.solver.search.fill_kinds import can_beat_mixed, tightened_s
+from meshwright.solver.search.fill_kinds import tightened_s
 from meshwright.solver.search.listed import are_listed
 from meshwright.solver.search.priced_space import CHUNK, Priced, Unopened
 from meshwright.solver.search.splits import Split, best_splits
@@ -103,14 +103,14 @@ def ranked(c: Columns, row: int, score_s: float, split: Split) -> Ranked:
 # Which rows to solve first: those with bounds that stay low when they are looked at closely.
 #
 # A first bound leaves memory and whole layers aside, so the rows with the least ones are seldom the best.
-# The bounds of the first rows are raised step by step, as far as ``can_beat`` refutes them, and the
-# best row of each layout is taken. The better the K-th score is early on, the fewer rows are ever solved.
+# With layers of one kind the first rows are solved, and the best row of each layout is ranked. With several
+# kinds rows take long to solve: until K are ranked, bounds are raised as far as ``can_beat`` refutes them.
+# The better the K-th score is early on, the fewer rows are ever solved.
 
 
-_LOOKED_AT, _TRIED = 1024, 64  # rows that are raised in bound, or solved, together
+_LOOKED_AT, _TRIED = 1024, 64  # rows that are looked at, and solved together
 _MOST_LOOKS = 8
 _LACKING = 2  # layers
-_LONGEST = 1e6  # times a bound: longer than any split takes
 
 
 _BATCH, _TOGETHER = 96, 4  # rows solved together, and of those that a first ranking is made of
@@ -243,6 +243,16 @@ class Frontier:
         return sorted(self._best.values())[:most]
 
     @property
+    def _has_score(self) -> bool:
+        """Return whether there is a score to be beaten by the best row."""
+        return bool(self.ranked) or self.cutoff_s < np.inf
+
+    @property
+    def _solves_together(self) -> bool:
+        """Return whether rows are solved together, sooner than their bounds are raised."""
+        return self.rows.is_uniform or bool(self.rows.only_split)
+
+    @property
     def waiting_s(self) -> float:
         """Return the least bound of a row that is not simulated yet."""
         return min(self._unseen_s, self._heap[0][0] if self._heap else np.inf, self._primed_from_s)
@@ -322,7 +332,8 @@ class Frontier:
                 break
             self._open_kinds(self._unopened)  # as it comes to in any case
         self._primed_from_s = self.waiting_s
-        self._prime(interrupted)
+        if self._solves_together:
+            self._prime(interrupted)
         self._primed_from_s = np.inf
         self._sort_in([])  # those that were primed and have no split are gone
         while not interrupted(self):
@@ -341,56 +352,13 @@ class Frontier:
     def _prime(self, interrupted: Interrupt) -> None:
         """Rank promising rows of different layouts first, so that bounds have a score to beat."""
         most = max(_PRIMES, min(self.top_k + _MORE, _MOST_PRIMES))
-        if self.rows.is_uniform or self.rows.only_split:
-            promising = self._solved_first(most, interrupted)
-        else:
-            promising = self._raised_first(most, interrupted)
+        promising = self._solved_first(most, interrupted)
         for start in range(0, len(promising), _TOGETHER):
             solved = self.solve(promising[start : start + _TOGETHER])
             for one in sorted(solved, key=lambda one: (one.bound_s, one.row)):
                 if one.bound_s > self.cutoff_s or interrupted(self):
                     break
                 self.simulate(one.row)
-
-    def _raised_first(self, most: int, interrupted: Interrupt) -> list[int]:
-        """Return up to ``most`` promising rows of different layouts, by bounds that it raises.
-
-        Only rows without interleaving are tried: those are solved exactly.
-        """
-        best, limit_s, waiting = dict[Layout, int](), self.cutoff_s, self._order
-        before = int(np.isinf(self.bound_s[waiting]).sum())  # of a run that was cut
-        order = waiting[: _MOST_LOOKS * _LOOKED_AT]
-        order = order[self.rows.columns.take(order).virtual_pipeline_size == 1]
-        try:
-            for start in range(0, len(order), _LOOKED_AT):
-                index = order[start : start + _LOOKED_AT]
-                known = sum(bool(self.bound_s[row] <= self.bound_s[index[0]]) for row in best.values())
-                if known >= most or self.bound_s[index[0]] > limit_s or interrupted(self):
-                    break
-                if limit_s < np.inf:  # most are refuted at one look, which is cheaper than a bound
-                    index = self._left_of(index, np.full(len(index), limit_s))
-                if len(index):
-                    self._raise_mixed(index)
-                bounds = self.bound_s[index]
-                rows = [*best.values(), *index[np.isfinite(bounds) & (bounds <= limit_s)].tolist()]
-                rows.sort(key=lambda row: (self.bound_s[row], row), reverse=True)  # a layout keeps its last
-                best = dict(zip(self._layouts(rows), rows, strict=True))
-        finally:
-            self.fits -= int(np.isinf(self.bound_s[waiting]).sum()) - before
-        return sorted(best.values(), key=lambda row: (self.bound_s[row], row))[:most]
-
-    def _raise_mixed(self, index: IntArray) -> None:
-        """Raise the bounds of rows with layers of several kinds, to +inf if memory refutes every split.
-
-        At first sight memory is taken for all ranks together, which most of them pass and fail here.
-        """
-        rows = self.rows.take(index)
-        fits = can_beat_mixed(rows, self.bound_s[index] * _LONGEST, closely=self.any_plan)
-        self.bound_s[index[~fits]] = np.inf
-        if not self.any_plan:  # whoever wants any plan has rows refuted by their memory alone
-            left = index[fits]
-            unlimited = np.full(len(left), np.inf)
-            self.bound_s[left] = tightened_s(rows.take(np.flatnonzero(fits)), self.bound_s[left], unlimited)
 
     def _solved_first(self, most: int, interrupted: Interrupt) -> list[int]:
         """Return promising rows by their splits' bounds, which are quick for layers of one kind."""
@@ -429,7 +397,7 @@ class Frontier:
 
     def _open(self) -> None:
         batch, aside = list[int](), list[tuple[float, int]]()
-        most = max(_BATCH, (len(self.solved) - _SOON) // 2)
+        most = max(_BATCH, (len(self.solved) - _SOON) // 2) if self._has_score else _PRIMES
         latest_s = min(self._unseen_s, self.cutoff_s)
         while len(batch) < most and self._heap and self._heap[0][0] <= latest_s:
             entry = heapq.heappop(self._heap)
@@ -510,7 +478,7 @@ class Frontier:
         limit = self.limits_s(index)
         left = self._left_of(index, limit)
         # against a known score the few that are left are solved sooner than their bounds are raised
-        if self.cutoff_s == np.inf and not (self.rows.is_uniform or self.rows.only_split):
+        if self.cutoff_s == np.inf and not (self._solves_together or self.any_plan):
             self.bound_s[left] = tightened_s(self.rows.take(left), self.bound_s[left], self.limits_s(left))
         self._next += len(index)
         for bound, row in zip(self.bound_s[left].tolist(), left.tolist(), strict=True):
