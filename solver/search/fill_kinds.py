@@ -166,7 +166,7 @@ class _Filling:
         begin, some = used * len(rows) + np.arange(len(rows)), slice(least, most + 1)
         time, forward = self.time_s[some], self.forward_s[some]
         time_then = self.time_s.take(begin)
-        unlimited = np.where(stage.steady_s < 0.0, -np.inf, np.inf)  # layers of no turn cost nothing in (H)
+        unlimited = np.where(stage.steady_s < 0.0, stage.steady_s, np.inf)  # (H) counts no layer there
         steady_s = np.divide(stage.steady_s, stage.turns, out=unlimited, where=stage.turns > 0.0)
         fits = time <= _ample(time_then + np.minimum(stage.chain_s, steady_s))
         late = (rows.m - 1.0) * time
