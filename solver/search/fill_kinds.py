@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import TypeVar
 
 import numpy as np
@@ -230,7 +231,7 @@ _BISECTIONS = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipelines:
-    """Ranks of rows with p of them, whatever their chunks and schedules.
+    """The ranks of rows that have p each; chunks and schedules may differ.
 
     Rows with like pipelines share an entry of the tables: (p, g) by rank, (g,) of one chunk.
     """
@@ -238,8 +239,8 @@ class Pipelines:
     of_row: IntArray  # entry of each row, (n,)
     num_layers: int
     counts: FloatArray  # layers of each kind, (K, 1)
-    aside: IntArray  # layers that all chunks hold at least, (n,)
-    smallest: IntArray  # those of one, (n,)
+    aside_layers: IntArray  # that all chunks hold at least, (n,)
+    smallest_layers: IntArray  # those of one chunk, (n,)
     held: FloatArray  # micro-batches in flight, of all chunks together
     least_held: FloatArray  # of the chunk with fewest
     most_held: FloatArray
@@ -252,7 +253,7 @@ class Pipelines:
 
     @classmethod
     def of(cls, rows: Rows) -> Pipelines:
-        """Return the pipelines of rows with as many ranks each."""
+        """Return the pipelines of rows with p ranks each."""
         c, smallest = rows.columns, rows.smallest_chunk
         shape = [c.virtual_pipeline_size, c.num_microbatches, c.pipeline_schedule, smallest]
         first, of_row = distinct(shape)
@@ -263,8 +264,8 @@ class Pipelines:
         def by_rank(values: Values) -> Values:
             """Return chunks' values (g, C) by rank, (v, p, g); absent chunks are last."""
             apart = values.reshape(len(v), -1, p).copy()
-            turns = in_a_v(c)
-            apart[turns, 1:2] = apart[turns, 1:2, ::-1]
+            in_v = in_a_v(c)
+            apart[in_v, 1:2] = apart[in_v, 1:2, ::-1]
             return np.ascontiguousarray(apart.transpose(1, 2, 0))
 
         there = np.arange(chunks) < (p * v)[:, None]
@@ -287,8 +288,8 @@ class Pipelines:
             of_row=of_row,
             num_layers=rows.layout.num_layers,
             counts=rows.layout.cumulative[-1].astype(np.float64)[:, None],
-            aside=rows.p * rows.v * smallest,
-            smallest=smallest,
+            aside_layers=rows.p * rows.v * smallest,
+            smallest_layers=smallest,
             held=held.sum(axis=0),
             least_held=np.where(present, held, np.inf).min(axis=0),
             most_held=held.max(axis=0),
@@ -303,10 +304,11 @@ class Pipelines:
     def take(self, index: IntArray) -> Pipelines:
         """Return those of some of the rows."""
         return replace(
-            self, of_row=self.of_row[index], aside=self.aside[index], smallest=self.smallest[index]
-        )
+            self, of_row=self.of_row[index], aside_layers=self.aside_layers[index],
+            smallest_layers=self.smallest_layers[index],
+        )  # fmt: skip
 
-    def each(self, values: Values) -> Values:
+    def of_rows(self, values: Values) -> Values:
         """Return a table's values of every row, (…, n)."""
         return values.take(self.of_row, axis=-1)
 
@@ -341,7 +343,7 @@ def _reachable(rows: Rows, chunks: IntArray, smallest: IntArray, most: int) -> B
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """Least cost of all layers of rows with as many ranks, on the ranks that hold them."""
+    """Least cost of all layers of rows with p ranks each, on the ranks that hold them."""
 
     pipelines: Pipelines
     each: FloatArray  # what a layer of each kind costs on each rank, (K, p, n) or (K, 1, n)
@@ -352,12 +354,14 @@ class Needs:
     @classmethod
     def of(cls, pipelines: Pipelines, each: FloatArray) -> Needs:
         """Return the needs of rows with these pipelines."""
-        least = [pipelines.each(number) * each[kinds].min(axis=0) for kinds, number in pipelines.chunks_of]
+        least = [
+            pipelines.of_rows(number) * each[kinds].min(axis=0) for kinds, number in pipelines.chunks_of
+        ]
         return cls(
             pipelines=pipelines,
             each=each,
             cheapest=each.min(axis=0),
-            aside=np.add.reduce(least) * pipelines.smallest,
+            aside=np.add.reduce(least) * pipelines.smallest_layers,
             whole=(each.min(axis=1) * pipelines.counts).sum(axis=0) * (1.0 - _ROUNDING),
         )
 
@@ -369,9 +373,9 @@ class Needs:
         able = (left >= 0.0).all(axis=0)
         left = np.maximum(left, 0.0)
         alone = np.floor(share_of(left, self.each)).sum(axis=1)
-        able &= (alone >= pipelines.counts - pipelines.aside).all(axis=0)
+        able &= (alone >= pipelines.counts - pipelines.aside_layers).all(axis=0)
         together = np.floor(share_of(left, self.cheapest)).sum(axis=0)
-        able &= together >= pipelines.num_layers - pipelines.aside
+        able &= together >= pipelines.num_layers - pipelines.aside_layers
         return np.asarray(able & (np.maximum(ample, 0.0).sum(axis=0) >= self.whole))
 
 
@@ -384,7 +388,7 @@ Reach = Callable[..., BoolArray]  # (step_s, closely) -> whether rows may have a
 
 
 def _interleaved(rows: Rows, pipelines: Pipelines) -> Reach:
-    """Test rows with as many ranks, all of which may fit, for a split that simulates within a time."""
+    """Test rows with p ranks each, all of which may fit, for a split that simulates within a time."""
     prices, m = rows.prices, rows.m
     own = RankCosts.of(rows)
     own_time_s, own_tail_s = np.ascontiguousarray(own.time_s.T), np.ascontiguousarray(own.tail_s.T)
@@ -424,11 +428,11 @@ def _late_needs(rows: Rows, pipelines: Pipelines) -> tuple[FloatArray, Needs]:
     prices, counts = rows.prices, rows.layout.cumulative[-1].astype(np.float64)
     wait = prices.forward_s[:, :-2] @ counts + prices.forward_s[:, -2] + prices.forward_s[:, -1]
     wait = wait + rows.p * rows.v * prices.every_forward_s
-    early = pipelines.each(pipelines.held) * prices.every_forward_s
-    early[0] += pipelines.each(pipelines.first_held) * prices.forward_s[:, -2]
-    early[-1] += pipelines.each(pipelines.last_held) * prices.forward_s[:, -1]
+    early = pipelines.of_rows(pipelines.held) * prices.every_forward_s
+    early[0] += pipelines.of_rows(pipelines.first_held) * prices.forward_s[:, -2]
+    early[-1] += pipelines.of_rows(pipelines.last_held) * prices.forward_s[:, -1]
     each = _by_kind(rows.m[:, None] * rows.layer_s + prices.tail_s[:, :-2])
-    each = each - pipelines.each(pipelines.most_held) * _by_kind(prices.forward_s[:, :-2])
+    each = each - pipelines.of_rows(pipelines.most_held) * _by_kind(prices.forward_s[:, :-2])
     return wait - early, Needs.of(pipelines, each)
 
 
@@ -440,14 +444,14 @@ def fits_by_kind(rows: Rows, pipelines: Pipelines) -> BoolArray:
     first chunk is as small as it may be. Each is counted with the kind that keeps least of those that
     the rank can hold; what a kind keeps beyond that, with the chunk that keeps fewest.
     """
-    of_row, kept = pipelines.each, _by_kind(rows.least_kept_bytes[:, :-2])
-    least = np.where(of_row(pipelines.kinds), kept, np.inf).min(axis=0)
+    each_row, kept = pipelines.of_rows, _by_kind(rows.least_kept_bytes[:, :-2])
+    least = np.where(each_row(pipelines.kinds), kept, np.inf).min(axis=0)
     more = np.maximum(kept - least, 0.0)
-    each = _by_kind(rows.prices.state_bytes[:, :-2]) + least * of_row(pipelines.slope)
-    each = each + of_row(pipelines.least_held) * more
-    held, first, last = map(of_row, (pipelines.held, pipelines.first_held, pipelines.last_held))
+    each = _by_kind(rows.prices.state_bytes[:, :-2]) + least * each_row(pipelines.slope)
+    each = each + each_row(pipelines.least_held) * more
+    held, first, last = map(each_row, (pipelines.held, pipelines.first_held, pipelines.last_held))
     room = np.ascontiguousarray(room_beside_ends_bytes(rows, held.T, first, last).T)
-    return Needs.of(pipelines, each).fit_in(room + least * of_row(pipelines.offset))
+    return Needs.of(pipelines, each).fit_in(room + least * each_row(pipelines.offset))
 
 
 def may_reach_objective(rows: Rows, objective_s: float) -> BoolArray:
@@ -474,7 +478,7 @@ def _busy_needs(rows: Rows, pipelines: Pipelines, passes: FloatArray) -> tuple[F
 
 
 def least_objective_s(rows: Rows) -> FloatArray:
-    """Return a lower bound on the closed form over all splits of rows with as many ranks, shape (n,)."""
+    """Return a lower bound on the closed form over all splits of rows with p ranks each, shape (n,)."""
     prices = rows.prices
     room, needs = _busy_needs(rows, Pipelines.of(rows), rows.m - rows.phi)
     low = -room.min(axis=0)
@@ -616,7 +620,7 @@ def can_beat_mixed(rows: Rows, step_s: FloatArray, *, closely: bool = True) -> B
 
 
 def _batches(rows: Rows) -> Iterator[IntArray]:
-    """Yield rows with as many ranks each, by their indices, few enough for the cache."""
+    """Yield rows with the same number of ranks, by their indices, few enough for the cache."""
     for p in np.unique(rows.p):
         index = np.flatnonzero(rows.p == p)
         for start in range(0, len(index), _BATCH):
@@ -625,7 +629,7 @@ def _batches(rows: Rows) -> Iterator[IntArray]:
 
 
 def _reaches_of(rows: Rows) -> Iterator[tuple[IntArray, Reach]]:
-    """Yield rows with as many ranks, by their indices, with their test (``Reach``).
+    """Yield rows with the same number of ranks, by their indices, with their test (``Reach``).
 
     A test computes once what no step time changes, so ask it for as many times as needed.
     """
@@ -638,15 +642,15 @@ def _reaches_of(rows: Rows) -> Iterator[tuple[IntArray, Reach]]:
         pipelines = Pipelines.of(group)
         fits = fits_by_kind(group, pipelines)
         yield batch[~fits], lambda step_s, **_: np.zeros(len(step_s), dtype=np.bool_)
-        for split in (False, True):
-            for several in (False, True):
-                own = fits & (group.splits_backward == split) & ((group.v > 1) == several)
-                if len(index := np.flatnonzero(own)):
-                    yield batch[index], _reach(group.take(index), pipelines.take(index), split, several)
+        for split, chunked in product((False, True), repeat=2):
+            own = fits & (group.splits_backward == split) & ((group.v > 1) == chunked)
+            if len(index := np.flatnonzero(own)):
+                some = pipelines.take(index)
+                yield batch[index], _reach(group.take(index), some, split=split, chunked=chunked)
 
 
-def _reach(group: Rows, pipelines: Pipelines, split: bool, several: bool) -> Reach:
-    if several:
+def _reach(group: Rows, pipelines: Pipelines, *, split: bool, chunked: bool) -> Reach:
+    if chunked:
         return _busy(group, pipelines) if split else _interleaved(group, pipelines)
     if split:
         fill = _Fill.of(group, int(group.p[0]))

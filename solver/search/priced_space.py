@@ -427,7 +427,7 @@ def _ways_of(ways: Ways, kinds: Kinds, some: IntArray) -> Ways:
 
 @dataclass(slots=True, kw_only=True)
 class _Memory:
-    """Whether kinds may fit; parts with the same rows are asked once while it reads equal facts of them."""
+    """Ask whether kinds may fit, once for all parts with the same rows whose memory reads equal facts."""
 
     ways: Ways  # of the parts
     profile: Profile
@@ -457,6 +457,7 @@ class _Memory:
         return high
 
     def _may_fit(self, some: IntArray) -> BoolArray:
+        """Return whether kinds may fit, (k,); parts in which memory reads unequal facts are told apart."""
         part, begin = self.kinds.part_of(self.kinds.outer_of(some)), self.kinds.first_of_part
         while True:
             instead = some + (begin[self.first] - begin)[part]
@@ -464,7 +465,7 @@ class _Memory:
             able[instead] = True
             asked = np.flatnonzero(able)  # those of one part lie together
             pieces = [asked[start : start + CHUNK] for start in range(0, len(asked), CHUNK)]
-            if len(pieces) > 1:  # what the parts differ in is mostly seen of few
+            if len(pieces) > 1:  # few kinds show most facts in which the parts differ
                 pieces.insert(0, asked[::_SPARSELY])
             try:
                 for few in pieces:
