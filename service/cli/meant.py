@@ -1,7 +1,7 @@
 """Options of other tools, and what they are here: ``--lora``, ``--load-in-4bit``, ``--max-length 2048``.
 
-A person types what their trainer calls a thing. Names are compared in lower
-case, without dashes or underscores.
+A person types what their trainer calls a thing. Names are compared in lower case, without dashes or
+underscores.
 """
 
 from __future__ import annotations
@@ -61,7 +61,14 @@ _NAMES = {  # options of ours, and what others call them: {} takes the value, th
     "--save-dir {}": "output output-dir out outdir out-dir",
 }
 BY_NAME = {name: ours for ours, names in _NAMES.items() for name in names.split()}
-_RUN_TOGETHER = {name.replace("-", ""): ours for name, ours in BY_NAME.items()}
+
+
+def run_together(name: str) -> str:
+    """Return a name in lower case without dashes and underscores."""
+    return name.lower().replace("-", "").replace("_", "")
+
+
+_RUN_TOGETHER = {run_together(name): ours for name, ours in BY_NAME.items()}
 _VALUED = (  # what others call an option whose value is a name of the table: --method qlora
     "method methods strategy finetuning-type tuner-type train-type training-type peft-type peft-method "
     "adapter-type peft adapter finetune task stage mode rlhf-type quantization quant quantize fsdp"
@@ -85,7 +92,7 @@ def meant_by(name: str, value: str | None, *, sizes: str) -> Iterator[tuple[str,
     if word in _METHODS and value and _plain(value) in BY_NAME:
         word, value = _plain(value), None
     size = _size_of(word) if value is not None else None
-    words = _RUN_TOGETHER[word.replace("-", "")] if size is None else f"--pin {size}={_VALUE}"
+    words = _RUN_TOGETHER[run_together(word)] if size is None else f"--pin {size}={_VALUE}"
     if value is not None and value.isdecimal() and value not in (*_ON, *_OFF):
         words = words.replace(_LORA, f"{EXAMPLE[0]} {_VALUE}")  # --lora 16, --qlora 64: the rank
     if _VALUE not in words:
@@ -100,8 +107,8 @@ def meant_by(name: str, value: str | None, *, sizes: str) -> Iterator[tuple[str,
 
 def _size_of(word: str) -> str | None:
     """Return the size that a word names: ``tp``, ``expert-parallel``, ``tensor-model-parallel-size``."""
-    name = long_name(word.replace("model-parallel", "parallel")).replace("-", "").replace("_", "")
-    return next((one for one in VARIABLES if one.replace("_", "") in (name, f"{name}size")), None)
+    name = run_together(long_name(word.replace("model-parallel", "parallel")))
+    return next((one for one in VARIABLES if run_together(one) in (name, f"{name}size")), None)
 
 
 def _require_on(value: str | None) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Self
 from typer.exceptions import Exit, TyperException
 
 from meshwright.profiles.errors import UNKNOWN_FIELD, FieldError, PlannerError
-from meshwright.service.cli.meant import EXAMPLE, is_off, meant_by
+from meshwright.service.cli.meant import EXAMPLE, is_off, meant_by, run_together
 from meshwright.service.errors import remedy_of
 from meshwright.service.requests.fields import COMMON, COUNTS, OPTIONS
 from meshwright.service.requests.parts import LONG_NAMES
@@ -320,7 +320,7 @@ def near_options(wrong: str, possible: Sequence[str]) -> list[str]:
 
 
 def _letters(name: str) -> str:
-    return f"--{name.lower().replace('-', '').replace('_', '')}"
+    return f"--{run_together(name)}"
 
 
 def _words_here(line: Line, word: Word) -> list[Word] | None:

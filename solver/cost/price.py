@@ -748,6 +748,12 @@ def _passes_under_each(
     few: _Passes, numbers: Sequence[int], problems: Sequence[Problem], profile: Profile
 ) -> Iterator[tuple[int, dict[str, FloatArray]]]:
     """Yield the index of each problem with its passes of few rows, (n, P) each, and ``fixed_s``, (n,)."""
+    work = problems[0].workload
+    varied = profile.layers is not None or work.lengths is not None or work.precision == "fp32"
+    if varied and len(numbers) > 1:
+        for number in numbers:
+            yield from _passes_under_each(few, [number], problems, profile)
+        return
     look()
     ways = Ways.of_each_row([problems[number] for number in numbers], profile)
     layout = LayerLayout.of(problems[0].model, problems[0].training)
@@ -768,16 +774,14 @@ def _passes_by_way(
     problems: Sequence[Problem], columns: Columns, profile: Profile
 ) -> Iterator[tuple[int, dict[str, FloatArray], IntArray]]:
     """Yield what ``_passes_under_each`` does, and the index of each row's passes, (n,)."""
-    alike, work = dict[tuple[bool, bool], list[int]](), problems[0].workload
+    alike = dict[tuple[bool, bool], list[int]]()
     for number, problem in enumerate(problems):
         facts = facts_as_run(problem, profile)
         alike.setdefault((facts.priced_by_stages, adds_every_gradient(facts)), []).append(number)
-    varied = profile.layers is not None or work.lengths is not None or work.precision == "fp32"
     for numbers in alike.values():
         few = _passes_of(context_of(problems[numbers[0]], columns, profile), least=True)
-        for some in [[one] for one in numbers] if varied else [numbers]:
-            for number, passes in _passes_under_each(few, some, problems, profile):
-                yield number, passes, few.of_row
+        for number, passes in _passes_under_each(few, numbers, problems, profile):
+            yield number, passes, few.of_row
 
 
 def shared_passes(problems: Sequence[Problem], columns: Columns, profile: Profile) -> list[SharedPasses]:
@@ -827,16 +831,14 @@ def least_passes_s(problems: Sequence[Problem], columns: Columns, profile: Profi
         ("exchange_group", "ring_group", "data_group", "shard_group", "expert_data_group", "weight_group",
          "expert_weight_group"), alone,
     )  # fmt: skip
-    few = _Passes(
+    rows = _Passes(
         columns=columns, groups={**free, "expert_group": replace(ctx.expert_group, blocks=None)}, ways=None,
         of_row=np.arange(len(columns)),
     )  # fmt: skip
     layout = LayerLayout.of(problems[0].model, problems[0].training)
-    parts, numbers = np.append(layout.cumulative[-1], (1.0, 1.0)), range(len(problems))
-    least = np.full(len(columns), np.inf)
-    for some in [[one] for one in numbers] if ctx.workload.precision == "fp32" else [numbers]:
-        for _, passes in _passes_under_each(few, some, problems, profile):
-            least = np.minimum(least, (passes["forward_s"] + passes["backward_s"]) @ parts)
+    parts, least = np.append(layout.cumulative[-1], (1.0, 1.0)), np.full(len(columns), np.inf)
+    for _, passes in _passes_under_each(rows, range(len(problems)), problems, profile):
+        least = np.minimum(least, (passes["forward_s"] + passes["backward_s"]) @ parts)
     return least
 
 

@@ -82,8 +82,10 @@ def _reference(problem: Problem, profile: Profile, gpus: int) -> Reference | Non
         if one is None:
             continue
         name, source, config = one
-        seen, faults = predict(free, costs, config), tuple(violations(free, costs, config))
-        if config.global_batch_size != (batch := problem.workload.global_batch_size):
+        seen = predict(free, costs, config)
+        if config.global_batch_size == (batch := problem.workload.global_batch_size):
+            faults = tuple(violations(free, costs, config))
+        else:
             faults = (f"no usual layout divides {batch} sequences over {gpus} GPUs",)
         priced = Reference(
             name=name, source=source, config=config, prediction=seen, speedup=1.0, problems=faults

@@ -750,9 +750,10 @@ def _with_ends_alone(problem: Problem, change: Change, profile: Profile, answer:
         columns = Columns.of([one for one in chunked if one is not None])
         legal = np.flatnonzero(violation_masks(rules_of(way), columns) == 0)
         own = profile_of_variant(way, profile)
+        if not len(legal):
+            continue
         rows = priced_space(way, own, columns.take(legal))
-        plan = fastest_of(way, own, rows, within_s=within_s) if len(legal) else None
-        if plan is not None:
+        if plan := fastest_of(way, own, rows, within_s=within_s):
             found.append(_Best(plan.config, plan.prediction, way))
     return found
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import TypeVar
 
 import numpy as np
 
@@ -28,12 +27,17 @@ from meshwright.solver.search.bounds import (
     split_s,
     whole_layers_s,
 )
-from meshwright.solver.search.memory_limits import groups_of_shape, room_beside_ends_bytes, room_bytes
+from meshwright.solver.search.memory_limits import (
+    Values,
+    by_rank,
+    groups_of_shape,
+    room_beside_ends_bytes,
+    room_bytes,
+)
 from meshwright.solver.search.recompute_by_stage import FirstLayers, Replays
 from meshwright.solver.search.rows import RankCosts, Rows, at, furthest, share_of, sums_of
 from meshwright.solver.search.splits import even_chunks
 
-Values = TypeVar("Values", FloatArray, IntArray, BoolArray)
 _ROUNDING = 1e-9
 _SHARES = (0.0, 0.5, 0.7, 0.85, 0.95, 1.05, 1.2, 1.5)  # of an even share: where pieces begin
 
@@ -261,16 +265,13 @@ class Pipelines:
         v = c.virtual_pipeline_size
         chunks = p * int(v.max())
 
-        def by_rank(values: Values) -> Values:
+        def of_ranks(values: Values) -> Values:
             """Return chunks' values (g, C) by rank, (v, p, g); absent chunks are last."""
-            apart = values.reshape(len(v), -1, p).copy()
-            in_v = in_a_v(c)
-            apart[in_v, 1:2] = apart[in_v, 1:2, ::-1]
-            return np.ascontiguousarray(apart.transpose(1, 2, 0))
+            return np.ascontiguousarray(by_rank(values, p, in_a_v(c)).transpose(1, 2, 0))
 
         there = np.arange(chunks) < (p * v)[:, None]
         by_chunk = in_flight(c).astype(np.float64)
-        held, present = by_rank(by_chunk), by_rank(there)
+        held, present = of_ranks(by_chunk), of_ranks(there)
         slope, offset = _lightest(held, v)
         several = np.flatnonzero(v > 1)
         if len(several):  # the model's first chunk is as small as it may be
@@ -280,10 +281,10 @@ class Pipelines:
             offset[:1, several] = loose + (mean - own[0]) * least[several]
         reachable = _reachable(rows, p * v, least, chunks)
         chosen, which = distinct([of_kind.ravel() for of_kind in reachable])
-        which = by_rank(np.where(there, which.reshape(there.shape), -1))
+        which = of_ranks(np.where(there, which.reshape(there.shape), -1))
         masks = reachable.reshape(len(reachable), -1)[:, chosen].T
         number = [(which == at).sum(axis=0) for at in range(len(masks))]
-        of_ranks = [mask[:, None, None] & (has > 0) for mask, has in zip(masks, number, strict=True)]
+        kinds = [mask[:, None, None] & (has > 0) for mask, has in zip(masks, number, strict=True)]
         return cls(
             of_row=of_row,
             num_layers=rows.layout.num_layers,
@@ -297,7 +298,7 @@ class Pipelines:
             offset=offset,
             first_held=by_chunk[:, 0],
             last_held=by_chunk[np.arange(len(v)), p * v - 1],
-            kinds=np.logical_or.reduce(of_ranks),
+            kinds=np.logical_or.reduce(kinds),
             chunks_of=tuple(zip(masks, (has.astype(np.float64) for has in number), strict=True)),
         )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -35,6 +36,7 @@ def may_fit(rows: Rows) -> BoolArray:
     return np.asarray(least <= rows.p * room * (1.0 + 1e-12))
 
 
+Values = TypeVar("Values", FloatArray, IntArray, BoolArray)
 _TOGETHER = 1024  # rows with caps that are found side by side
 _SAFETY = 1.0 - 1e-12  # sums of a few terms, added in another order than ``assemble`` adds them
 
@@ -68,14 +70,19 @@ def groups_of_shape(rows: Rows) -> Iterator[tuple[int, int, IntArray]]:
         yield pp, vpp, index
 
 
-def held_by_rank(rows: Rows, pp: int, vpp: int) -> FloatArray:
-    """Return micro-batches in flight of the chunks of each rank, (n, v, p).
+def by_rank(values: Values, p: int, in_a_v: BoolArray) -> Values:
+    """Return chunks' values in model order, (n, C), by the chunks of each of p ranks, (n, v, p).
 
-    The second half of a V runs back over the ranks.
+    The second half of a V runs back over the ranks; ``in_a_v`` is (n,).
     """
-    held = rows.held[:, : pp * vpp].astype(np.float64).reshape(len(rows), vpp, pp)
-    held[rows.in_a_v, 1:2] = held[rows.in_a_v, 1:2, ::-1]
-    return held
+    apart = values.reshape(len(values), values.shape[1] // p, p).copy()
+    apart[in_a_v, 1:2] = apart[in_a_v, 1:2, ::-1]
+    return apart
+
+
+def held_by_rank(rows: Rows, pp: int, vpp: int) -> FloatArray:
+    """Return micro-batches in flight of the chunks of each rank, (n, v, p)."""
+    return by_rank(rows.held[:, : pp * vpp].astype(np.float64), pp, rows.in_a_v)
 
 
 def room_bytes(rows: Rows, held: FloatArray) -> FloatArray:

@@ -478,21 +478,18 @@ class _Memory:
 
     def _of_one_chunk(self, some: IntArray) -> BoolArray:
         problem, columns = self.ways.problems[0], self.kinds.lightest(some)
-        prices = priced_together(
-            price_memory,
-            self._in_common(self.kinds.part_of(self.kinds.outer_of(some))),
-            columns,
-            self.profile,
-        )
+        ways = _ways_of(self._in_common(), self.kinds, some)
+        prices = priced_together(price_memory, ways, columns, self.profile)
         return may_fit(_rows(problem, self.profile, columns, _laid_out(problem, prices)))
 
-    def _in_common(self, part: IntArray) -> Ways:
+    def _in_common(self) -> Ways:
+        """Return the ways of the parts, each with the facts of all that have the same memory."""
         own = self.ways.facts
         alike = [[own[at] for at in np.flatnonzero(self.first == one)] for one in range(len(own))]
         facts = tuple(
             AgreedFacts.of(some) if len(some) > 1 else one for some, one in zip(alike, own, strict=True)
         )
-        return replace(self.ways, facts=facts).under(part)
+        return replace(self.ways, facts=facts)
 
     def _tell_apart(self, fact: str) -> None:
         keys = zip(self.first.tolist(), (getattr(one, fact) for one in self.ways.facts), strict=True)
