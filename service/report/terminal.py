@@ -408,10 +408,10 @@ def _infeasible(answer: Answer, problem: Problem, width: int) -> list[Renderable
 
 def _shortfall(nearest: Shortfall) -> str:
     static = sum(nearest.memory_bytes.get(term, 0) for term in _STATIC_TERMS)
-    need, limit = figures.gib(nearest.needed_bytes), figures.gib(nearest.limit_bytes)
+    needs = figures.gib_of(nearest.needed_bytes, nearest.limit_bytes)
     words, outside = figures.configuration_words(nearest.config), nearest.lacks_outside
     return (
-        f"{words} → stage {nearest.stage} needs {need} of {limit} GiB "
+        f"{words} → stage {nearest.stage} needs {needs} "
         f"(weights, gradients and optimizer {figures.gib(static)} GiB)"
         + "".join(f" and lacks {figures.gib(lacks)} GiB of {what} a GPU" for what, lacks in outside.items())
     )

@@ -153,7 +153,7 @@ def _adapter_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
         yield FieldError(
             pointer="/workload/lora_rank",
             message=f"adapters of {problem.model.title}, whose keys are compressed, are not supported yet",
-            allowed="0",
+            allowed="0, which trains all weights",
             nearest="0",
         )
     parameters = PARAMETER_TARGETS if able.adapts_parameters else ()
@@ -1069,7 +1069,7 @@ def _tile_faults(problem: Problem) -> Iterator[FieldError]:
         yield FieldError(
             pointer="/workload/framework_options/mlp_tile_tokens",
             message="MLPs in tiles are priced of whole weights of dense language models",
-            allowed="0",
+            allowed="0, which takes each MLP whole",
             nearest="0",
         )
 
