@@ -47,7 +47,7 @@ from meshwright.solver.answer import (
 )
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.explain.sentences import loading_warnings
-from meshwright.solver.problem import Problem, fills_nodes
+from meshwright.solver.problem import Problem, can_start
 
 if TYPE_CHECKING:
     from meshwright.solver.calibration.measured import TimedPrediction
@@ -354,7 +354,7 @@ def profile_words(answer: Answer, problem: Problem) -> str:
 def _has_files(answer: Answer, problem: Problem) -> bool:
     """Return whether the launcher has files, and starts as many ranks as the first plan has."""
     first = answer.plans[:1]
-    return problem.launcher != "none" and all(fills_nodes(problem, plan.config.num_gpus) for plan in first)
+    return problem.launcher != "none" and all(can_start(problem, plan.config.num_gpus) for plan in first)
 
 
 def _next(answer: Answer, problem: Problem) -> str:
