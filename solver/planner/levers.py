@@ -631,50 +631,65 @@ def _of_launcher(
 ) -> Iterator[Lever]:
     """Yield the levers of other launchers, each saving more than the one before.
 
-    Launchers of ``_worth_a_search`` are searched, others tried nearby. If one of those saves most, it is
-    searched last. Only the preferred launcher of each framework is tried.
+    Those with the lowest bounds on their passes are tried first, so that later ones are refuted by theirs.
+    Those to search (``_in_turn``) are searched, others tried near to the first plan and to the fastest
+    before. If one of those saves most, it is searched last.
     """
-    of_stack, saved, best = dict[str, Change](), 0.0, None
-    for one in _launchers(problem):
-        if not one.problem.places_stages:
-            of_stack.setdefault(launcher_capabilities(one.problem.launcher).framework, one)
-    far = _worth_a_search([*of_stack.values()], profile)
-    for change in (*far, *(one for one in of_stack.values() if one not in far)):
+    of_stacks, saved, best = _of_each_stack(problem), 0.0, None
+    far, known = set[str](), list[Configuration]()
+    for change, floor_s, is_far in _in_turn(of_stacks, profile):
         look()
+        if is_far:
+            far.add(change.problem.launcher)
+        if floor_s > _worth_s(problem, change, answer, saved):
+            continue
         plans, proved = list[_Best](), False
-        if change in far:
+        if is_far:
             plans, proved = _proved(problem, change, profile, answer, searches, saved=saved)
         if not proved:
-            plans = _nearby(problem, change, profile, answer, saved=saved)
+            plans = _nearby(problem, change, profile, answer, saved=saved, known=known)
         for plan in plans[:1]:
             lever = _lever(problem, answer, change, plan)
-            saved, best = lever.saves, None if proved else change
+            saved, best, known = lever.saves, None if proved else change, [plan.config]
             yield lever
-    preferred = next(iter(of_stack.values()), None)
-    if not saved and preferred not in far:
-        best = preferred
+    if of_stacks and not saved and of_stacks[0].problem.launcher not in far:
+        best = of_stacks[0]
     if best is not None:
         plans, _ = _proved(problem, best, profile, answer, searches)
         yield from (_lever(problem, answer, best, plan) for plan in plans[:1])
 
 
+def _of_each_stack(problem: Problem) -> list[Change]:
+    """Return the launchers to try: of each framework the preferred one."""
+    found = dict[str, Change]()
+    for one in _launchers(problem):
+        if not one.problem.places_stages:
+            found.setdefault(launcher_capabilities(one.problem.launcher).framework, one)
+    return [*found.values()]
+
+
 _FEW_STAGED = 2000  # candidates with stages, over all settings of switches: a search takes about 0.1 s
+_FEW_BOUNDED = 5000  # candidates under each setting, of launchers whose passes have a bound
 
 
-def _worth_a_search(changes: Sequence[Change], profile: Profile) -> list[Change]:
-    """Return the launchers with stages to search, the one with the lowest bound on its passes first.
+def _in_turn(changes: Sequence[Change], profile: Profile) -> list[tuple[Change, float, bool]]:
+    """Return launchers with what no step of theirs takes less than, s, and whether to search them.
 
-    These are the first one and every one with few candidates: the best plan may be far from the answer's.
+    The best plan may be far from the answer's. The one with the lowest bound on its passes comes first and
+    is searched, and so is every one with few candidates; those without a bound come last.
     """
     known = list[tuple[float, bool, Change]]()
-    for one in (one for one in changes if _has_stages(one.problem)):
+    for one in changes:
         look()
-        groups = _groups_of(one, profile)
-        floor = min(_least_pass_gpu_s(some) for some in groups)
-        few = estimated_outer(one.problem) * sum(map(len, groups)) <= _FEW_STAGED
-        known.append((floor or inf, few, one))
-    known.sort(key=lambda one: one[0])
-    return [one for at, (floor, few, one) in enumerate(known) if few or (at == 0 and floor < inf)]
+        groups, outer = _groups_of(one, profile), estimated_outer(one.problem)
+        floor_s = min(_least_pass_gpu_s(some) for some in groups) / usable_gpus(one.problem)
+        staged_few = _has_stages(one.problem) and outer * sum(map(len, groups)) <= _FEW_STAGED
+        few = staged_few or (floor_s > 0.0 and outer <= _FEW_BOUNDED)
+        known.append((floor_s, few, one))
+    known.sort(key=lambda one: one[0] or inf)
+    return [
+        (one, floor_s, few or (at == 0 and floor_s > 0.0)) for at, (floor_s, few, one) in enumerate(known)
+    ]
 
 
 def _least_pass_gpu_s(variants: Sequence[Variant]) -> float:
@@ -692,7 +707,8 @@ def _reduced_in(problem: Problem) -> str:
 def other_launchers(problem: Problem) -> Iterator[Problem]:
     """Yield the question under every other launcher that can express it and may be faster.
 
-    Of those with one stack none is, but for one that places stages on unlike nodes.
+    Of those with its own launcher's stack only those are that are preferred to it, or that place stages on
+    unlike nodes.
     """
     own = launcher_capabilities(problem.launcher)
     options = replace(
@@ -700,9 +716,12 @@ def other_launchers(problem: Problem) -> Iterator[Problem]:
     )  # fmt: skip
     if problem.launcher in ("none", "any"):
         return
-    for name in preferred(problem)[1]:
+    names = preferred(problem)[1]
+    better = names[: names.index(problem.launcher)]
+    for name in names:
         able, other = launcher_capabilities(name), replace(problem.under(name), options=options)
-        alike = able.framework == own.framework and not (other.places_stages and not problem.places_stages)
+        places = other.places_stages and not problem.places_stages
+        alike = able.framework == own.framework and name not in better and not places
         if name in ("none", problem.launcher) or alike:
             continue
         if next(launcher_faults(other, name), None) is None:
@@ -719,13 +738,22 @@ _UNCERTAIN = 0.03  # of a step: what the simulation may add to the closed form, 
 
 
 def _nearby(
-    problem: Problem, change: Change, profile: Profile, answer: Answer, *, saved: float = 0.0
+    problem: Problem,
+    change: Change,
+    profile: Profile,
+    answer: Answer,
+    *,
+    saved: float = 0.0,
+    known: Sequence[Configuration] = (),
 ) -> list[_Best]:
-    """Return plans near to the first one, the best first; ``saved`` as in ``_proved``."""
+    """Return plans near to the first one and to those known, the best first.
+
+    ``saved``: as in ``_proved``.
+    """
     descents, most_s = list[_Descent](), _worth_s(problem, change, answer, saved)
     for changed in (change.problem, *change.also):
         ways = _ways(changed, answer)
-        starts = _starts(problem, changed, answer) if ways else []
+        starts = _starts(problem, changed, answer, known) if ways else []
         descents += [_Descent.begun(way, profile_of_variant(way, profile), starts) for way in ways]
     return sorted(
         (plan for descent in _leading(descents) for plan in descent.plans(most_s)),
@@ -772,7 +800,9 @@ def _ways(problem: Problem, answer: Answer) -> list[Problem]:
     return found
 
 
-def _starts(problem: Problem, changed: Problem, answer: Answer) -> list[Configuration]:
+def _starts(
+    problem: Problem, changed: Problem, answer: Answer, known: Sequence[Configuration]
+) -> list[Configuration]:
     """Return configurations to begin with: the first plan, its other chunks, and what a person would try.
 
     Not the other plans, for levers do not depend on how many are asked for.
@@ -782,7 +812,8 @@ def _starts(problem: Problem, changed: Problem, answer: Answer) -> list[Configur
         first = replace(first, zero_stage=max(able.zero_stages))
     numbers = dict.fromkeys((first.num_gpus, usable_gpus(changed)))  # a change may need those that are idle
     replicated = [_with_replicas(first, num_gpus) for num_gpus in numbers]
-    own = [settle(changed, one) for one in (*replicated, *_chunked(first, changed.model.num_layers))]
+    chunked = _chunked(first, changed.model.num_layers)
+    own = [settle(changed, one) for one in (*replicated, *chunked, *known)]
     configs = [one for one in own if one is not None]
     configs += [one for num_gpus in numbers for one in usual_meshes(changed, num_gpus)]
     opened = {*changed.options.allow}.difference(problem.options.allow)
