@@ -25,7 +25,7 @@ import numpy as np
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import framework_facts, with_options, with_options_if_legal
 from meshwright.profiles.profile import Profile, framework_of
-from meshwright.profiles.storage import storage_of
+from meshwright.profiles.storage import BasePrecision, storage_of
 from meshwright.profiles.switches import EVERY_SWITCH, Setting, Switch, switches
 from meshwright.solver.answer import Answer, Lever, Plan, Prediction, settled_problem
 from meshwright.solver.check import violations_of_all
@@ -83,6 +83,11 @@ from meshwright.solver.space.rule import Rule
 from meshwright.solver.space.rules import rules_of, violation_masks
 
 _GRADIENTS = "gradient_dtype"  # the switch that is a change of the states
+_STATES = {  # the lightest last: these keep no weights in 32 bits
+    **STATES,
+    "adamw-pure-bf16": "16-bit weights and Adam states",
+    "adamw-8bit-bf16": "16-bit weights and 8-bit Adam states",
+}
 WORTH = 0.01  # of the first plan's time for each token must a change save to be named
 _WORTH_OF = {
     "neighbour": 0.03,  # a batch or length beside the request's own
@@ -137,7 +142,7 @@ def levers_of(
                 plans, _ = _searched(own, _within(change, looks / LOOKS_PER_S), profile, answer)
             elif change.kind == "launcher":
                 plans = []  # ``_of_launcher`` tries them below
-            elif _is_searched(change):
+            elif _is_searched(change) or (change.kind == "batch" and _leaves_idle(own, answer)):
                 plans = _far(own, change, profile, answer, searches)
             elif change.kind == STANDALONE_STAGES:
                 plans = _with_ends_alone(own, change, profile, answer)
@@ -330,12 +335,13 @@ def _states(problem: Problem) -> Iterator[Change]:
     known = (able.adapter_optimizers if work.lora_rank else ()) or able.optimizers
     if work.optimizer != "adamw":
         return
-    for name, words in STATES.items():
+    for name, words in _STATES.items():
         if name not in problem.options.allow and name in known:
+            bits = f"Adam's moments are kept in {8 if '8bit' in name else 16} bits: numerics"
             yield Change(
                 kind="optimizer",
                 words=words,
-                effect=f"Adam's moments are kept in {'16' if name == 'adamw-bf16' else '8'} bits: numerics",
+                effect=bits if name in STATES else f"weights are updated in 16 bits, and {bits}",
                 problem=replace(problem, workload=replace(work, optimizer=name)),
                 settings={"workload.optimizer": name},
             )
@@ -391,19 +397,25 @@ def _precisions(problem: Problem) -> Iterator[Change]:
         )
 
 
+_BASES: dict[BasePrecision, int] = {"bf16": 16, "int8": 8, "nf4": 4}  # bits of a frozen weight
+
+
 def _bases(problem: Problem) -> Iterator[Change]:
-    """Yield frozen weights in bf16, which may be faster than a request's fp32, int8 or NF4."""
+    """Yield frozen weights in the other dtypes of ``_BASES``, unless a checkpoint has its own."""
     work, able = problem.workload, launcher_capabilities(problem.launcher)
     storage = storage_of(work.base_precision)
-    is_choice = work.base_precision != "bf16" and not (storage and storage.checkpoint)
-    if work.lora_rank and is_choice and "bf16" in able.base_precisions:
-        yield Change(
-            kind="precision",
-            words="frozen weights in bf16",
-            effect=f"frozen weights have 16 bits, not those of {work.base_precision}: numerics",
-            problem=replace(problem, workload=replace(work, base_precision="bf16")),
-            settings={"workload.base_precision": "bf16"},
-        )
+    if not work.lora_rank or (storage and storage.checkpoint):
+        return
+    for name, bits in _BASES.items():
+        if name != work.base_precision and name in able.base_precisions:
+            yield Change(
+                kind="base_precision",
+                words=f"frozen weights in {name}",
+                effect=f"frozen weights have {bits} bits, not those of {work.base_precision}: numerics",
+                problem=replace(problem, workload=replace(work, base_precision=name)),
+                settings={"workload.base_precision": name},
+                frees_memory=name != "bf16",
+            )
 
 
 def _switched(problem: Problem) -> Iterator[Change]:
@@ -446,7 +458,8 @@ _NEAR = 0.25  # of the batch: how far a neighbour that divides better may be
 
 
 def _batches(problem: Problem) -> Iterator[Change]:
-    batch, gpus = problem.workload.global_batch_size, usable_gpus(problem)
+    work, gpus = problem.workload, usable_gpus(problem)
+    batch = work.global_batch_size
     if "num_microbatches" in problem.options.named:
         return
     near = (batch // gpus * gpus, -(-batch // gpus) * gpus)
@@ -457,9 +470,17 @@ def _batches(problem: Problem) -> Iterator[Change]:
             kind="batch",
             words=f"a global batch of {size}",
             effect="another number of sequences in each step: results",
-            problem=replace(problem, workload=replace(problem.workload, global_batch_size=size)),
+            problem=_with_batch(problem, size),
             settings={"workload.global_batch_size": size},
         )
+
+
+def _with_batch(problem: Problem, size: int) -> Problem:
+    """Return a question with another batch, also on as many more GPUs as the batch is larger."""
+    own = replace(problem, workload=replace(problem.workload, global_batch_size=size))
+    numbers, times = problem.options.num_gpus, size / problem.workload.global_batch_size
+    more = (round(number * times) for number in numbers if number * times <= usable_gpus(problem))
+    return on_gpus(own, tuple(dict.fromkeys((*numbers, *more))))
 
 
 _REACH = 16  # a neighbour is at most one part in so many away, and at least 1 may be
