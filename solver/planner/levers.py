@@ -124,7 +124,7 @@ def levers_of(
         profile: its costs.
         answer: its plans.
         watch: its time; what is not tried before it ends is left out.
-        looks: the work of all searches of changes, and as much again of other launchers. Where it ends a
+        looks: the work of all searches of changes, and twice as much of other launchers. Where it ends a
             search, what is near counts.
     """
     if not has_levers(problem, answer):
@@ -151,7 +151,7 @@ def levers_of(
             found += [_lever(own, answer, change, best) for best in plans[:1]]
         found += _alone(own, profile, answer, seconds=looks / LOOKS_PER_S)
         found += _lighter(own, profile, answer, searches)
-        found += _of_launcher(own, profile, answer, WorkWatch(looks=looks))
+        found += _of_launcher(own, profile, answer, WorkWatch(looks=2 * looks))
         find = partial(_proved, own, profile=profile, answer=answer, searches=searches)
         found += _neighbours(own, profile, answer, find)
         found += _relaid(own, answer, recipes, find)
