@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from itertools import islice, pairwise
 from math import inf
 from random import Random
@@ -44,6 +45,10 @@ PARTS = 5
 ROUNDING = 1 + 1e-9
 RANKING = 1 + 1e-7  # scores are compared in whole nanoseconds
 MEMORY_STEP = 0.04  # between two points of a front (docs/requests.md)
+# torchrun starts fewer ranks on the last node under these (launchers.html of the site, what each launcher runs)
+SHORT_LAST_NODES = {
+    "megatron-lm", "megatron-bridge", "deepspeed", "torchtitan", "axolotl", "llama-factory", "none",
+}  # fmt: skip
 # What a layout is run with; layouts that differ in more are ranked apart (docs/how-the-search-works.md).
 HOW_IT_RUNS: dict[str, Any] = {
     "stage_layers": (), "stage_recompute_layers": (), "virtual_pipeline_size": 1,
@@ -228,17 +233,14 @@ def usable_by(problem: Problem, counts: list[int], used: set[int]) -> set[int]:
     each, most = problem.cluster.groups[0].gpus_per_node, max(counts)
 
     def fewer_than(count: int) -> set[int]:
-        """Whole nodes, parts of one, and of several where nothing is legal on the whole of as many."""
+        """All that start, and others where nothing is legal on the whole of as many nodes."""
         if not leaves_nodes_open(problem):
             return set()
-        wholes = {-(-one // each) * each for one in range(1, count)}
-        legal = {whole: any_legal(problem, profile, [whole]) for whole in wholes}
-        some = (
-            one
-            for one in range(1, count)
-            if one % each == 0 or one < each or not legal[-(-one // each) * each]
-        )
-        return {one for one in some if any_legal(problem, profile, [one])}
+        legal = cache(lambda one: any_legal(problem, profile, [one]))
+        whole = {one: -(-one // each) * each for one in range(1, count)}
+        starts = {one for one in whole if one in (whole[one], min(one, each))}
+        starts |= {*whole} if problem.launcher in SHORT_LAST_NODES else set()
+        return {one for one in whole if (one in starts or not legal(whole[one])) and legal(one)}
 
     if problem.options.num_nodes or any_legal(problem, profile, counts):
         return {*counts, *fewer_than(most)}
