@@ -20,6 +20,7 @@ from meshwright.launchers.export import (
     common_warnings,
 )
 from meshwright.launchers.images import BRIDGE_PARTS, frozen_values
+from meshwright.launchers.megatron_bridge.read_adapters import latent_layers
 from meshwright.launchers.megatron_core.model import (
     expert_values,
     latent_values,
@@ -298,19 +299,22 @@ def _states(target: Target, known: FrameworkFacts) -> Values:
 
 def _adapters(target: Target) -> Values:
     """Return LoRA of a recipe that has adapters; alpha is twice the rank."""
-    workload = target.workload
+    workload, latents = target.workload, target.model.mla
     if not workload.lora_rank:
         return {}
+    of_ours = {"linear_qkv": latent_layers(latents)} if latents else {}
     return {
         "peft.dim": workload.lora_rank,
         "peft.alpha": 2 * workload.lora_rank,
         "peft.dropout": 0.05 if workload.framework_options.get("adapter_dropout") else 0.0,
-        "peft.target_modules": workload.lora_targets,
+        "peft.target_modules": tuple(
+            layer for name in workload.lora_targets for layer in of_ours.get(name, (name,))
+        ),
     }
 
 
 def adapters_are_not_of_experts(target: Target) -> Iterator[FieldError]:
-    """Require other layers than routed experts, of which a rank shares one adapter, and no latent ones."""
+    """Require other layers than routed experts, of which a rank shares one adapter, and no tower."""
     model, targets = target.model, target.workload.lora_targets
     if not target.workload.lora_rank:
         return
@@ -325,12 +329,6 @@ def adapters_are_not_of_experts(target: Target) -> Iterator[FieldError]:
             pointer="/workload/lora_targets",
             message="Megatron-Bridge's routed experts share an adapter on each rank, which is not priced",
             allowed=", ".join(ATTENTION_TARGETS),
-        )
-    if model.mla and "linear_qkv" in targets:
-        yield FieldError(
-            pointer="/workload/lora_targets",
-            message="latent attention has layers of other names under Megatron-Bridge",
-            allowed="linear_proj, linear_fc1, linear_fc2",
         )
 
 

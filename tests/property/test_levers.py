@@ -54,6 +54,13 @@ LAUNCHERS = (
 )
 FINE_TUNERS = ("trl", "axolotl", "llama-factory-accelerate", "llama-factory", "ms-swift", "accelerate")
 ROUNDING = 1e-9
+OF_EXPERTS: Mapping[str, Any] = {  # a published recipe of Megatron-LM states its options
+    "model": {"name": "qwen3-30b-a3b"},
+    "cluster": {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 2, "gpus_per_node": 8}]},
+    "workload": {"global_batch_size": 64, "seq_length": 4096},
+    "launcher": "megatron-lm",
+    "search": {"top_k": 1, "certify": "none"},
+}
 
 
 def drawn(seed: int) -> dict[str, Any]:
@@ -197,19 +204,22 @@ def test_a_group_alone_is_asked_for_by_its_field_however_the_cluster_is_stated(t
     assert changed == parse_problem(pasted(raw, lever.settings))
 
 
+def test_the_options_of_a_recipe_ask_for_all_that_it_has(tmp_path: Path) -> None:
+    problem = parse_problem(OF_EXPERTS)
+    recipe = fastest_recipe(problem, default_profile(problem.cluster, "megatron-lm"), precision="fp8")
+    assert recipe is not None
+    assert recipe.settings["workload.framework_options"]["moe_permute_fusion"] is True
+    assert "switches" in recipe.settings["search.allow"]
+    changed = parse_problem(typed(OF_EXPERTS, option_words(recipe.settings), tmp_path))
+    assert changed == parse_problem(pasted(OF_EXPERTS, recipe.settings)) == recipe.asked(problem)
+
+
 @seldom
 def test_a_recipe_that_states_options_saves_what_its_pasted_command_does(tmp_path: Path) -> None:
     """Its switches open others, so a search lays it out better than its publisher: 23 %, not 3 %."""
-    raw: dict[str, Any] = {
-        "model": {"name": "qwen3-30b-a3b"},
-        "cluster": {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 2, "gpus_per_node": 8}]},
-        "workload": {"global_batch_size": 64, "seq_length": 4096},
-        "launcher": "megatron-lm",
-        "search": {"top_k": 1, "certify": "none"},
-    }
-    problem, answer = compared(raw)
+    problem, answer = compared(OF_EXPERTS)
     asked = tuple(one for one in answer.levers if one.kind in ("recipe", "package"))
-    saved = require_saved(raw, problem, replace(answer, levers=asked), tmp_path)
+    saved = require_saved(OF_EXPERTS, problem, replace(answer, levers=asked), tmp_path)
     (recipe,) = (one for one in answer.levers if one.kind == "recipe")
     assert recipe.settings["workload.framework_options"]["moe_permute_fusion"] is True
     assert "switches" in recipe.settings["search.allow"]

@@ -404,6 +404,23 @@ def test_adapters_for_any_launcher_are_written_by_the_names_of_each(launcher: st
     assert said in texts["trl_sft.yaml" if launcher == "trl" else "plan_args.sh"]
 
 
+@pytest.mark.parametrize(
+    ("model", "layers"),
+    [
+        ("deepseek-v2-lite", "linear_q_proj,linear_kv_down_proj,linear_kv_up_proj"),
+        ("deepseek-v3", "linear_q_down_proj,linear_q_up_proj,linear_kv_down_proj,linear_kv_up_proj"),
+    ],
+)
+def test_latent_attention_is_adapted_by_the_names_of_its_layers(model: str, layers: str) -> None:
+    found = tuned("megatron-bridge", lora_targets=("linear_qkv", "linear_proj"))
+    problem = replace(found.problem, model=find_model(model))
+    layout = replace(found.plan.config, stage_layers=(problem.model.num_layers,))
+    texts = export(replace(found.plan, config=layout), problem, "megatron-bridge").files
+    assert f"peft.target_modules=[{layers},linear_proj]" in texts["plan_args.sh"]
+    read = read_launch_files(Source(name="launch.sh", text=texts["launch.sh"], files=texts))
+    assert read.workload.lora_targets == ("linear_qkv", "linear_proj")
+
+
 def test_layers_that_peft_has_no_name_for_are_refused_with_those_that_it_has() -> None:
     with pytest.raises(RefusedExportError, match="trl has no modules called linear_qkv"):
         files(tuned("trl", lora_targets=("linear_qkv",)))
