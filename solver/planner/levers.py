@@ -125,8 +125,8 @@ def levers_of(
         profile: its costs.
         answer: its plans.
         watch: its time; what is not tried before it ends is left out.
-        looks: the work of all searches of changes, and twice as much of other launchers. Where it ends a
-            search, what is near counts.
+        looks: the work of all searches of changes, as much of batches, and twice as much of launchers.
+            Where it ends a search, what is near counts.
     """
     if not has_levers(problem, answer):
         return ()
@@ -134,7 +134,7 @@ def levers_of(
     with watch.cut():
         if not is_plain(problem):
             return in_order(_saving_energy(own, profile, answer))
-        searches = WorkWatch(looks=looks)
+        searches, of_batches = WorkWatch(looks=looks), WorkWatch(looks=looks)
         recipes = [*_published(own, profile, answer)]
         found += [lever for lever, _ in recipes]
         for change in changes_of(own):
@@ -144,7 +144,8 @@ def levers_of(
             elif change.kind == "launcher":
                 plans = []  # ``_of_launcher`` tries them below
             elif _is_searched(change) or (change.kind == "batch" and _leaves_idle(own, answer)):
-                plans = _far(own, change, profile, answer, searches)
+                work = of_batches if change.kind == "batch" else searches
+                plans = _far(own, change, profile, answer, work)
             elif change.kind == STANDALONE_STAGES:
                 plans = _with_ends_alone(own, change, profile, answer)
             else:
@@ -199,11 +200,11 @@ def has_levers(problem: Problem, answer: Answer) -> bool:
 
 
 def in_order(levers: Iterable[Lever]) -> tuple[Lever, ...]:
-    """Return the levers that are worth naming, the best first, and of each kind's twins the best."""
-    best = dict[str, Lever]()
+    """Return the levers that are worth naming, the best first, and of each kind and field the best."""
+    best = dict[tuple[str, ...], Lever]()
     for one in sorted(levers, key=lambda one: (-one.saves, one.change)):
         if one.saves > worth_of(one.kind):
-            best.setdefault(one.kind, one)
+            best.setdefault((one.kind, *one.settings), one)
     return tuple(best.values())
 
 
@@ -522,7 +523,7 @@ def _neighbours(problem: Problem, profile: Profile, answer: Answer, find: _Find)
     def distance(lever: Lever) -> int:
         return sum(abs(int(lever.settings[path]) - own[path]) for path in lever.settings)
 
-    for changes in (_near_batches(problem), _near_lengths(problem)):
+    for changes in (_near_lengths(problem), _near_batches(problem)):  # lengths take less work
         found, most = list[Lever](), 0.0
         for change in changes:
             look()
