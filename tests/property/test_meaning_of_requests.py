@@ -45,7 +45,7 @@ PARTS = 5
 ROUNDING = 1 + 1e-9
 RANKING = 1 + 1e-7  # scores are compared in whole nanoseconds
 MEMORY_STEP = 0.04  # between two points of a front (docs/requests.md)
-# torchrun starts fewer ranks on the last node under these (launchers.html of the site, what each launcher runs)
+# torchrun starts their ranks, fewer on the last node
 SHORT_LAST_NODES = {
     "megatron-lm", "megatron-bridge", "deepspeed", "torchtitan", "axolotl", "llama-factory", "none",
 }  # fmt: skip
