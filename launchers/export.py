@@ -179,11 +179,21 @@ def nodes_in_words(target: Target) -> str:
     """Return the nodes that the plan starts on, with their GPUs, by node group where stages are placed."""
     placed = target.placed_nodes or [(target.problem.cluster.groups[0], target.num_nodes)]
     each = target.gpus_per_node
-    return ", ".join(
+    words = ", ".join(
         f"{nodes} of {group.gpus_per_node if target.config.stage_groups else each} × "
         f"{group.gpu.display_name[:200]}"
         for group, nodes in placed
     )
+    idle = 0 if target.config.stage_groups else target.idle_gpus
+    return f"{words}, {idle} idle on the last" if idle else words
+
+
+def gpus_of_node(target: Target) -> str:
+    """Return the ranks that a node starts, in Bash: fewer on the last one where its other GPUs are idle."""
+    each, last = target.gpus_per_node, target.num_nodes - 1
+    if not target.idle_gpus:
+        return str(each)
+    return f"$((${{NODE_RANK:-0}} < {last} ? {each} : {each - target.idle_gpus}))"
 
 
 def world_size(target: Target) -> str:
@@ -349,7 +359,7 @@ def launch_script(head: str, target: Target, start: StartCommand) -> str:
     values = {
         "SOURCE": sourced if start.has_arguments else "",
         "NODES": str(target.num_nodes),
-        "GPUS": str(target.gpus_per_node),
+        "GPUS": gpus_of_node(target),
         "MASTER": "localhost" if target.num_nodes == 1 else next(iter(target.host_names), ""),
         "NEEDS": "\n".join(["# What the plan does not decide.", *needs, "", ""]) if needs else "",
         "PACKAGES": package_checks(start.packages),
@@ -512,6 +522,7 @@ def readme(
     """Return the plan, its reasons, how to start it, and what to send back, as Markdown."""
     plan, config = target.plan, target.config
     nodes, gpus = target.num_nodes, target.gpus_per_node
+    last = f", {gpus - target.idle_gpus} on the last" if target.idle_gpus else ""
     model, cluster = target.problem.model.title, target.problem.cluster.title
     lines = [
         f"# Plan {printable(plan.plan_id)} for {product}",
@@ -534,7 +545,7 @@ def readme(
         *_steps(
             start,
             nodes,
-            "" if target.config.stage_groups else f" ({gpus} GPUs)",
+            "" if target.config.stage_groups else f" ({gpus} GPUs{last})",
             named=bool(target.host_names),
         ),
         "",

@@ -76,7 +76,7 @@ def refuse_first(target: Target, launcher: str, own: tuple[Rule, ...] = ()) -> N
         RefusedExportError: rules are broken; every fault of every rule is in it.
     """
     refuse((stages_stand_on_like_nodes, values_are_known), target)  # the others divide by sizes
-    refuse((gpus_fit_the_cluster, nodes_are_whole, runs_under(launcher), *own), target)
+    refuse((gpus_fit_the_cluster, ranks_start_under(launcher), runs_under(launcher), *own), target)
 
 
 def stages_stand_on_like_nodes(target: Target) -> Iterator[FieldError]:
@@ -150,22 +150,29 @@ def gpus_fit_the_cluster(target: Target) -> Iterator[FieldError]:
         )
 
 
-def nodes_are_whole(target: Target) -> Iterator[FieldError]:
-    """Require equal numbers of torchrun's processes on all nodes (one ``--nproc-per-node``)."""
-    sizes = {group.gpus_per_node for group in target.problem.cluster.groups}
-    if len(sizes) > 1 and target.num_nodes > 1:
-        yield fault(
-            "data_parallel_size",
-            f"the cluster's nodes have {', '.join(map(str, sorted(sizes)))} GPUs: ranks need equal nodes",
-        )
-    used, per_node = target.config.num_gpus, target.gpus_per_node
-    if used % per_node:
-        yield fault(
-            "data_parallel_size",
-            f"{used} GPUs do not fill nodes of {per_node}",
-            allowed=f"a product tp * pp * cp * dp that {per_node} divides",
-            nearest=f"{near_multiples(used, per_node)} GPUs",
-        )
+def ranks_start_under(launcher: str) -> Rule:
+    """Return the rule that ``launcher`` starts as many ranks on all nodes, or fewer on the last one."""
+    able = launcher_capabilities(launcher)
+
+    def start(target: Target) -> Iterator[FieldError]:
+        """Yield a fault of unequal nodes that it cannot start."""
+        sizes = {group.gpus_per_node for group in target.problem.cluster.groups}
+        if len(sizes) > 1 and target.num_nodes > 1:
+            yield fault(
+                "data_parallel_size",
+                f"the cluster's nodes have {', '.join(map(str, sorted(sizes)))} GPUs: "
+                "ranks need equal nodes",
+            )
+        used, per_node = target.config.num_gpus, target.gpus_per_node
+        if target.idle_gpus and not able.short_last_node:
+            yield fault(
+                "data_parallel_size",
+                f"{used} GPUs do not fill nodes of {per_node}",
+                allowed=f"a product tp * pp * cp * dp that {per_node} divides",
+                nearest=f"{near_multiples(used, per_node)} GPUs",
+            )
+
+    return start
 
 
 # --------------------------------------------------------------------------------------------------

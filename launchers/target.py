@@ -59,6 +59,11 @@ class Target:
         return min(self.problem.cluster.groups[0].gpus_per_node, self.config.num_gpus)
 
     @property
+    def idle_gpus(self) -> int:
+        """GPUs of the last node that start no rank."""
+        return self.num_nodes * self.gpus_per_node - self.config.num_gpus
+
+    @property
     def near_gpus(self) -> int:
         """Consecutive ranks that reach each other without the network: a node, or an island of nodes."""
         return max(self.gpus_per_node, self.problem.cluster.groups[0].island_gpus)

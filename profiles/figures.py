@@ -20,6 +20,12 @@ def gib(value_bytes: float) -> str:
     return f"{value:.0f}" if value >= _WHOLE_FROM else f"{value:.1f}"
 
 
+def gib_of(used_bytes: float, limit_bytes: float) -> str:
+    """Return ``65.1 of 79.6 GiB``, or ``155 of 40 GiB``: a limit has no more decimals than the used."""
+    used = gib(used_bytes)
+    return f"{used} of {gib(limit_bytes) if '.' in used else f'{limit_bytes / GIB:.0f}'} GiB"
+
+
 def scale_of(whole_s: float) -> tuple[float, str, int]:
     """Return factor, unit and decimals of seconds that are written like ``whole_s``."""
     factor, unit = (1.0, "s") if whole_s >= 1 else (1e3, "ms")

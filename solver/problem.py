@@ -516,11 +516,12 @@ def per_node_of(problem: Problem) -> int:
     return min(group.gpus_per_node for group in problem.cluster.groups)
 
 
-def fills_nodes(problem: Problem, num_gpus: int) -> bool:
-    """Return whether launch files can start so many ranks: as many on each node, or on a part of one."""
+def can_start(problem: Problem, num_gpus: int) -> bool:
+    """Return whether the launcher starts so many ranks: as many on each node, or fewer on the last one."""
     per_node = per_node_of(problem)
     alike = all(group.gpus_per_node == per_node for group in problem.cluster.groups)
-    return num_gpus <= per_node or (alike and num_gpus % per_node == 0)
+    whole = num_gpus % per_node == 0 or launcher_capabilities(problem.launcher).short_last_node
+    return num_gpus <= per_node or (alike and whole)
 
 
 def usable_gpus(problem: Problem) -> int:

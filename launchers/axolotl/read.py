@@ -128,7 +128,8 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         return run if settings is None else with_images(run, known, settings)
     configuration = _configuration(fields, known)
     _require_dealt(fields, known.model(), configuration, tuned["optimizer"])
-    world, nodes = configuration.num_gpus, known.world.num_nodes
+    idle, nodes = known.world.idle_gpus, known.world.num_nodes
+    world = configuration.num_gpus + idle
     each = divided(world, nodes, field="dp_shard_size", what="nodes") if nodes else None
     workload = Workload(
         global_batch_size=configuration.global_batch_size,
@@ -153,7 +154,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     ranks.note_attention(fields, known.model(), workload, "axolotl")
     run = known.launch_file(
         fields, _priced_as(fields, tuned), known.model(), workload, configuration,
-        world=World(nodes, each),
+        world=World(nodes, each, idle_gpus=idle),
     )  # fmt: skip
     run = replace(run, packed=packed)
     run = run if settings is None else with_images(run, known, settings)
@@ -344,6 +345,7 @@ def _by_deepspeed(fields: Fields, known: Known, precision: str, tuned: dict[str,
         workload=replace(found.workload, **tuned, framework_options=options),
         num_nodes=known.world.num_nodes if whole else None,
         gpus_per_node=known.world.gpus_per_node if whole else None,
+        idle_gpus=known.world.idle_gpus,
         notes=(*fields.notes, *found.notes),
         unread=(*fields.unread(), *found.unread),
     )

@@ -18,6 +18,7 @@ from meshwright.launchers.export import (
     common_environment,
     common_warnings,
     environment_lines,
+    gpus_of_node,
     guard,
     header,
     package_checks,
@@ -123,7 +124,7 @@ def torchrun_script(head: str, target: Target) -> str:
         "VERSIONS": versions_of(target),
         "PROGRAM": program_of(target),
         "NODES": str(target.num_nodes),
-        "GPUS": str(target.gpus_per_node),
+        "GPUS": gpus_of_node(target),
         "MASTER": "localhost" if target.num_nodes == 1 else "",
         "ENVIRONMENT": environment_lines(
             (*environment(target, facts(target)), *common_environment(target))

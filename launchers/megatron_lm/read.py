@@ -189,6 +189,7 @@ def launch_file(
         configuration=configuration,
         num_nodes=world.num_nodes if gpus == world.num_gpus else None,
         gpus_per_node=world.gpus_per_node if gpus == world.num_gpus else None,
+        idle_gpus=world.idle_gpus,
         notes=tuple(given.notes),
         unread=tuple(given.unread[:MAX_LISTED]),
         batch_ramp=batch_ramp(given),

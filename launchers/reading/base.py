@@ -90,6 +90,7 @@ class LaunchFile:
     configuration: Configuration
     num_nodes: int | None  # None: not in the files
     gpus_per_node: int | None
+    idle_gpus: int = 0  # of the last node
     notes: tuple[str, ...]  # costly defaults, flags without effect, repeated flags
     unread: tuple[str, ...]  # names that may matter but are unknown
     batch_ramp: tuple[tuple[int, int], ...] = ()  # (batch, until this many tokens) before the workload's

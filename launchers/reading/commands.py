@@ -48,6 +48,7 @@ _STARTERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 _TITANS = "run_train.sh"  # torchtitan's
 _FILES = (".json", ".yaml", ".yml", ".toml", ".sh")
 _GPUS = re.compile(r"(?:^|,)(?:gres/)?gpu(?::[A-Za-z][\w.-]*)?(?:[:=](\d+))?(?=$|[,(])")  # of --gres
+_IDLE = re.compile(r"\bNodes: (\d{1,9}) of (\d{1,9}) .*, (\d{1,9}) idle on the last\b")
 _Texts = tuple[tuple[str, str], ...]  # by name
 _MODULES = ("trl.scripts.",)  # programs that python -m starts
 _PRINTERS = ("echo", "printf", "cat", "tee")
@@ -81,12 +82,13 @@ class World:
     gpus_per_node: int | None = None
     processes: int | None = None  # of all nodes, if given as a total
     lacking: FieldError | None = None  # the first number that depends on the running shell
+    idle_gpus: int = 0  # of the last node
 
     @property
     def num_gpus(self) -> int | None:
         """All GPUs that start."""
         if self.num_nodes and self.gpus_per_node:
-            return self.num_nodes * self.gpus_per_node
+            return self.num_nodes * self.gpus_per_node - self.idle_gpus
         return self.processes
 
 
@@ -654,7 +656,14 @@ def world_of(text: str, script: Script, command: Command | None = None) -> World
     """Return how many processes start by the launcher's options, Slurm's header, or the usual variables."""
     lists = [command.before] if command else script.commands
     lacking = _lacking(script, command, lists)
-    return replace(_world_of(text, script, command, lists), lacking=lacking)
+    return replace(_world_of(text, script, command, lists), lacking=lacking, idle_gpus=idle_gpus_of(text))
+
+
+def idle_gpus_of(text: str, num_gpus: int | None = None) -> int:
+    """Return the GPUs of the last node that an exported file says are idle, of ``num_gpus`` if given."""
+    found = _IDLE.search(text)
+    nodes, each, idle = map(int, found.groups()) if found else (0, 0, 0)
+    return idle if num_gpus in (None, nodes * each) else 0
 
 
 def _lacking(script: Script, command: Command | None, lists: Sequence[Sequence[Word]]) -> FieldError | None:

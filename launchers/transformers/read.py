@@ -330,6 +330,7 @@ def trainer_run(
         workload=workload,
         num_nodes=nodes.num_nodes,
         gpus_per_node=nodes.gpus_per_node,
+        idle_gpus=nodes.idle_gpus,
         notes=(*fields.notes, *known.notes, *found.notes),
         unread=(*fields.unread(), *found.unread),
         packed=packed,

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from meshwright.profiles.figures import NO_BREAK, figure, percent, scale_of, tied
 from meshwright.profiles.figures import gib as gib  # noqa: PLC0414 - reports name it among these
+from meshwright.profiles.figures import gib_of as gib_of  # noqa: PLC0414
 from meshwright.profiles.units import GIB, TERA
 from meshwright.solver.answer import HostMemory, HostOrder, Plan, Prediction
 from meshwright.solver.configuration import HIERARCHICAL, VARIABLES, Configuration, StageGroup
@@ -166,13 +167,13 @@ def step_time(prediction: Prediction) -> str:
 
 def peak_memory(prediction: Prediction) -> str:
     """Return ``49.2 of 79.2 GiB (0)``: the heaviest stage, its limit and its number."""
-    used, limit = gib(prediction.peak_memory_bytes), gib(prediction.memory_limit_bytes)
-    return f"{used} of {limit} GiB ({prediction.heaviest_stage})"
+    memory = gib_of(prediction.peak_memory_bytes, prediction.memory_limit_bytes)
+    return f"{memory} ({prediction.heaviest_stage})"
 
 
 def stage_memory(prediction: Prediction) -> str:
     """Return ``64.9 of 79.6 GiB, stage 1``; a pipeline of one stage needs no number."""
-    value = f"{gib(prediction.peak_memory_bytes)} of {gib(prediction.memory_limit_bytes)} GiB"
+    value = gib_of(prediction.peak_memory_bytes, prediction.memory_limit_bytes)
     return value if len(prediction.stages) == 1 else f"{value}, stage {prediction.heaviest_stage}"
 
 

@@ -173,11 +173,9 @@ _SHORT_ID = 8
 def closest_words(plan: Plan, problem: Problem) -> str:
     """Return the plan nearest to fitting, or the soonest one, with the command that exports it."""
     seen, words = plan.prediction, formatting.configuration_words(plan.config)
-    peak, limit = formatting.gib(seen.peak_memory_bytes), formatting.gib(seen.memory_limit_bytes)
+    memory = formatting.gib_of(seen.peak_memory_bytes, seen.memory_limit_bytes)
     risk = formatting.risk(seen.out_of_memory_probability)
-    takes = (
-        f"{words}: {formatting.step_time(seen)} a step, {peak} of {limit} GiB, out-of-memory risk {risk}"
-    )
+    takes = f"{words}: {formatting.step_time(seen)} a step, {memory}, out-of-memory risk {risk}"
     command = f"To run it: meshwright export {plan.plan_id[:_SHORT_ID]}"
     if accepts_risk(problem, plan.prediction):
         return f"soonest: {takes}. {command}"

@@ -47,7 +47,7 @@ from meshwright.solver.answer import (
 )
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.explain.sentences import loading_warnings
-from meshwright.solver.problem import Problem, fills_nodes
+from meshwright.solver.problem import Problem, can_start
 
 if TYPE_CHECKING:
     from meshwright.solver.calibration.measured import TimedPrediction
@@ -354,7 +354,7 @@ def profile_words(answer: Answer, problem: Problem) -> str:
 def _has_files(answer: Answer, problem: Problem) -> bool:
     """Return whether the launcher has files, and starts as many ranks as the first plan has."""
     first = answer.plans[:1]
-    return problem.launcher != "none" and all(fills_nodes(problem, plan.config.num_gpus) for plan in first)
+    return problem.launcher != "none" and all(can_start(problem, plan.config.num_gpus) for plan in first)
 
 
 def _next(answer: Answer, problem: Problem) -> str:
@@ -408,10 +408,10 @@ def _infeasible(answer: Answer, problem: Problem, width: int) -> list[Renderable
 
 def _shortfall(nearest: Shortfall) -> str:
     static = sum(nearest.memory_bytes.get(term, 0) for term in _STATIC_TERMS)
-    need, limit = figures.gib(nearest.needed_bytes), figures.gib(nearest.limit_bytes)
+    needs = figures.gib_of(nearest.needed_bytes, nearest.limit_bytes)
     words, outside = figures.configuration_words(nearest.config), nearest.lacks_outside
     return (
-        f"{words} → stage {nearest.stage} needs {need} of {limit} GiB "
+        f"{words} → stage {nearest.stage} needs {needs} "
         f"(weights, gradients and optimizer {figures.gib(static)} GiB)"
         + "".join(f" and lacks {figures.gib(lacks)} GiB of {what} a GPU" for what, lacks in outside.items())
     )

@@ -148,8 +148,8 @@ def _ranked(plan: Plan) -> Verdict:
         kind="open",
         badge=f"rank {plan.rank}" if plan.ranked else "not ranked",
         sentence=f"{figures.configuration_words(plan.config)}: a step takes {figures.step_time(seen)}, "
-        f"{percent(seen.mfu)} MFU, {figures.gib(seen.peak_memory_bytes)} of "
-        f"{figures.gib(seen.memory_limit_bytes)} GiB of a GPU's memory.",
+        f"{percent(seen.mfu)} MFU, "
+        f"{figures.gib_of(seen.peak_memory_bytes, seen.memory_limit_bytes)} of a GPU's memory.",
         certainty="",
         notes=tuple(notes),
     )
@@ -216,7 +216,7 @@ def card_of(plan: Plan) -> Card:
     stage = seen.stages[seen.heaviest_stage]
     limit = stage.memory_limit_bytes or seen.memory_limit_bytes
     where = "a GPU" if len(seen.stages) == 1 else f"stage {stage.stage}, the heaviest"
-    of = f"{figures.gib(stage.peak_memory_bytes)} of {figures.gib(limit)} GiB"
+    of = figures.gib_of(stage.peak_memory_bytes, limit)
     return Card(
         figures=(
             Fact(

@@ -326,7 +326,7 @@ def _images(problem: Problem) -> Iterator[FieldError]:
                 yield FieldError(
                     pointer=at,
                     message=f"{model.title} has no vision tower",
-                    allowed=allowed,
+                    allowed=f"{allowed}, or a model with a vision tower",
                     nearest=None if at == tokens_at else allowed,
                     tip=f"without {option}",
                 )

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 from meshwright.launchers.rules import near_divisors
@@ -34,7 +34,7 @@ from meshwright.solver.configuration import (
 from meshwright.solver.predict import where_pages_lie
 from meshwright.solver.problem import Problem, lacking_gpus, usable_gpus
 from meshwright.solver.space import rules
-from meshwright.solver.splits import even_split, launcher_split, usual_split
+from meshwright.solver.splits import divisors, even_split, launcher_split, usual_split
 
 # --------------------------------------------------------------------------------------------------
 # Reads a configuration with stages on named node groups, and completes it.
@@ -411,7 +411,7 @@ def _misfits(
             nearest=str(gpus // used) if used <= gpus else None,
         )
     if sequences != batch:
-        yield _unshared(configuration, batch, stated)
+        yield _unshared(configuration, problem, stated)
     alone = launcher_capabilities(problem.launcher).alone(problem.model)
     if len(split) != chunks or sum(split) != layers or not holds_layers(split, alone):
         yield FieldError(
@@ -422,17 +422,22 @@ def _misfits(
         )
 
 
-def _unshared(configuration: Configuration, batch: int, stated: Mapping[str, object]) -> FieldError:
+def _unshared(configuration: Configuration, problem: Problem, stated: Mapping[str, object]) -> FieldError:
     """Return the first size that keeps the replicas' micro-batches from adding up to the global batch."""
+    batch = problem.workload.global_batch_size
     dp, size, counted = (
         configuration.data_parallel_size,
         configuration.micro_batch_size,
         configuration.global_batch_size,
     )
     if batch % dp:
+        message = _unlike_shares(configuration, batch, stated)
+        if filling := _filling(problem, stated):
+            name, ranks = filling
+            return FieldError(pointer=pointer("configuration", name), message=message, nearest=str(ranks))
         return FieldError(
             pointer=pointer("configuration", "data_parallel_size"),
-            message=_unlike_shares(configuration, batch, stated),
+            message=message,
             allowed=f"a divisor of {batch}",
             nearest=str(next(size for size in range(dp, 0, -1) if batch % size == 0)),
         )
@@ -461,6 +466,17 @@ def _unlike_shares(configuration: Configuration, batch: int, stated: Mapping[str
         return f"you set no layout, so each of the {dp} GPUs would be a replica, and {short}"
     gpus = configuration.num_gpus
     return f"you set no number of replicas, so {gpus} GPUs would be {dp} of them, and {short}"
+
+
+def _filling(problem: Problem, stated: Mapping[str, object]) -> tuple[str, int] | None:
+    """Return the least size with which all GPUs share the batch equally, for who stated no layout."""
+    if not _LAYOUT.isdisjoint(stated) or "data_parallel_size" in stated:
+        return None
+    tried = product(divisors(usable_gpus(problem)), ("tensor_parallel_size", "pipeline_parallel_size"))
+    return next(
+        ((name, size) for size, name in tried if _fits_together(problem, {**stated, name: size}, True)),
+        None,
+    )
 
 
 _LAYOUT = {"tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"}

@@ -15,8 +15,8 @@ from math import ceil
 
 import numpy as np
 
+from meshwright.profiles.figures import gib, gib_of
 from meshwright.profiles.profile import Profile
-from meshwright.profiles.units import GIB
 from meshwright.solver.answer import Infeasibility, Plan, Shortfall
 from meshwright.solver.check import closest_violations, rule_faults
 from meshwright.solver.clock import Watch, look
@@ -118,8 +118,8 @@ def explain(problem: Problem, profile: Profile, space: Space, rows: Rows) -> Inf
         rows: the legal ones, priced; those that need least memory are enough.
     """
     space = with_whole(problem, space)
-    chance, room = problem.options.max_out_of_memory_probability, rows.budget_bytes / GIB
-    memory = f"memory of {room:.1f} GiB a GPU (out-of-memory risk {chance * 100:g} %)"
+    chance, room = problem.options.max_out_of_memory_probability, gib(rows.budget_bytes)
+    memory = f"memory of {room} GiB a GPU (out-of-memory risk {chance * 100:g} %)"
     limits = [*(rule.name for rule in space.rules), memory]
     corrections = correction_masks(problem, profile, space)
     conflicts = minimal_hitting_sets(corrections)[:_MOST_CONFLICTS] or [smallest_hitting_set(corrections)]
@@ -229,10 +229,10 @@ def _lack_of(problem: Problem, profile: Profile, config: Configuration, within: 
     static = sum(memory[at][term] for term in _STATIC_TERMS)
     limit, place, there = on.problem.memory_limit_bytes, f" on {on.name}" * bool(on.name), " there"
     reason = (
-        f"memory: stage {at}{place} of the nearest configuration{within} needs {needed / GIB:.1f} "
-        f"GiB ({static / GIB:.1f} GiB for weights, gradients and optimizer states), "
-        f"{short[at] / GIB:.1f} GiB more than a predicted peak may fill{there * bool(on.name)}: "
-        f"{budgets[at] / GIB:.1f} of {limit / GIB:.1f} GiB"
+        f"memory: stage {at}{place} of the nearest configuration{within} needs {gib(needed)} "
+        f"GiB ({gib(static)} GiB for weights, gradients and optimizer states), "
+        f"{gib(short[at])} GiB more than a predicted peak may fill{there * bool(on.name)}: "
+        f"{gib_of(budgets[at], limit)}"
     )
     shortfall = Shortfall(
         config=config, stage=at, needed_bytes=needed, limit_bytes=int(budgets[at]), memory_bytes=memory[at]
@@ -264,11 +264,11 @@ def _lacking_hosts(problem: Problem, profile: Profile, space: Space) -> Shortfal
 
 
 def _host_reason(short: Shortfall) -> str:
-    lacks = (f"{lacks / GIB:.1f} GiB of {what}" for what, lacks in short.lacks_outside.items())
+    lacks = (f"{gib(lacks)} GiB of {what}" for what, lacks in short.lacks_outside.items())
     return (
         f"{' and '.join(short.lacks_outside)}: with {short.config.offload} offloaded, each GPU lacks "
-        f"{' and '.join(lacks)}; stage {short.stage} needs {short.needed_bytes / GIB:.1f} of "
-        f"{short.limit_bytes / GIB:.1f} GiB on each GPU"
+        f"{' and '.join(lacks)}; stage {short.stage} needs "
+        f"{gib_of(short.needed_bytes, short.limit_bytes)} on each GPU"
     )
 
 
@@ -431,7 +431,7 @@ def with_abundant_memory(problem: Problem) -> Problem:
 def limits_of(problem: Problem, profile: Profile) -> ProblemLimits:
     """Return the limits with memory in words."""
     fleet, chance = NodeGroups.of(problem, profile), problem.options.max_out_of_memory_probability
-    rooms = [f"{fleet.budget_bytes(at) / GIB:.1f} GiB on {name}" for at, name in enumerate(fleet.names)]
+    rooms = [f"{gib(fleet.budget_bytes(at))} GiB on {name}" for at, name in enumerate(fleet.names)]
     return ProblemLimits(
         problem=problem,
         profile=profile,

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.figures import gib
 from meshwright.profiles.frameworks import FrameworkFacts, with_options
 from meshwright.profiles.profile import Profile
 from meshwright.profiles.switches import switches
-from meshwright.profiles.units import GIB
 from meshwright.solver.answer import Limit, Loss, Plan, Why
 from meshwright.solver.check import violations_of_all
 from meshwright.solver.clock import Watch, look
@@ -260,7 +260,7 @@ def _explained(
     for one in fastest:
         if one.short_bytes and not one.broken:
             where = f"{one.largest_term} of stage {one.heaviest_stage}{one.place}"
-            name = f"memory: {where}, {one.short_bytes / GIB:.1f} GiB over the usable memory"
+            name = f"memory: {where}, {gib(one.short_bytes)} GiB over the usable memory"
         else:
             name = one.broken[0] if len(one.broken) == 1 and not one.short_bytes else ""
         if name and one.step_s < one.start_s:

@@ -49,6 +49,7 @@ from meshwright.solver.problem import (
     Problem,
     are_named,
     batch_sizes,
+    can_start,
     gpu_counts,
     on_gpus,
     per_node_of,
@@ -450,8 +451,7 @@ def _fewer_gpus(problem: Problem) -> list[int]:
 
 def _fallbacks(problem: Problem) -> Iterator[int]:
     """Yield the counts of ``_fewer_gpus`` that a plan may use."""
-    per_node, part = per_node_of(problem), _may_idle_part_of_a_node(problem)
-    return (num_gpus for num_gpus in _fewer_gpus(problem) if num_gpus % per_node == 0 or part(num_gpus))
+    return filter(_may_be_used(problem), _fewer_gpus(problem))
 
 
 def _tried_in_turn(problem: Problem, counts: Sequence[int], legal: Sequence[int]) -> Iterator[int]:
@@ -468,14 +468,14 @@ def _fewer_products(problem: Problem) -> IntArray:
     return products[counts_kept(problem, products)]
 
 
-def _may_idle_part_of_a_node(problem: Problem) -> Callable[[int], bool]:
-    """Return whether a plan may use so many GPUs, which leave a part of one node idle.
+def _may_be_used(problem: Problem) -> Callable[[int], bool]:
+    """Return whether a plan may use so many GPUs.
 
-    That is where no legal row uses all GPUs of as many nodes.
+    Those that the launcher can start, and others where no legal row uses all GPUs of as many nodes.
     """
-    per_node, rules = per_node_of(problem), rules_of(problem)
-    legal = cache(partial(_is_legal_on, problem, rules=rules))
-    return lambda num_gpus: not legal(-(-num_gpus // per_node) * per_node)
+    per_node = per_node_of(problem)
+    legal = cache(partial(_is_legal_on, problem, rules=rules_of(problem)))
+    return lambda num_gpus: can_start(problem, num_gpus) or not legal(-(-num_gpus // per_node) * per_node)
 
 
 def _is_legal_on(problem: Problem, num_gpus: int, *, rules: tuple[Rule, ...]) -> bool:
@@ -492,17 +492,15 @@ def _is_legal_on(problem: Problem, num_gpus: int, *, rules: tuple[Rule, ...]) ->
 def fewer_gpus(problem: Problem, least: float) -> Iterator[int]:
     """Yield GPU counts below all usable ones on which a row may be legal, largest first, down to ``least``.
 
-    Whole nodes and parts of a single one. Of several nodes launchers start as many ranks on each, so that a
-    part of the last one counts only where no legal row uses as many as a whole, or another variant does.
+    Those that the launcher can start; others count where no legal row uses as many nodes as a whole, or
+    another variant does.
     """
-    per_node, rules = per_node_of(problem), rules_of(problem)
-    part, also = _may_idle_part_of_a_node(problem), problem.options.also_gpus
+    able, rules, also = _may_be_used(problem), rules_of(problem), problem.options.also_gpus
     for num_gpus in _fewer_products(problem).tolist():
         if num_gpus < least:
             return
         look()
-        able = num_gpus % per_node == 0 or num_gpus < per_node or num_gpus in also or part(num_gpus)
-        if able and _may_be_legal(problem, num_gpus, rules):
+        if (num_gpus in also or able(num_gpus)) and _may_be_legal(problem, num_gpus, rules):
             yield num_gpus
 
 

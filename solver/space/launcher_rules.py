@@ -78,7 +78,7 @@ from meshwright.solver.configuration import (
 )
 from meshwright.solver.cost.context import DEFAULT, overlap_limits
 from meshwright.solver.cost.sharding import SHARD_GRADIENTS, SHARD_WEIGHTS
-from meshwright.solver.problem import STANDALONE_STAGES, Problem, Workload, fills_nodes, with_changes
+from meshwright.solver.problem import STANDALONE_STAGES, Problem, Workload, can_start, with_changes
 from meshwright.solver.space.request_rules import broken_by, columns_named, constraint_of, names_of
 from meshwright.solver.space.rule import Rule, among
 from meshwright.solver.space.tower_rules import tower_adapter_faults
@@ -153,7 +153,7 @@ def _adapter_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
         yield FieldError(
             pointer="/workload/lora_rank",
             message=f"adapters of {problem.model.title}, whose keys are compressed, are not supported yet",
-            allowed="0",
+            allowed="0, which trains all weights",
             nearest="0",
         )
     parameters = PARAMETER_TARGETS if able.adapts_parameters else ()
@@ -695,7 +695,7 @@ def unstarted(problem: Problem, plans: Sequence[Plan]) -> Iterator[str]:
         return
     ranks = dict[int, list[str]]()
     for plan in plans:
-        if not fills_nodes(problem, plan.config.num_gpus):
+        if not can_start(problem, plan.config.num_gpus):
             ranks.setdefault(plan.config.num_gpus, []).append(f"#{plan.rank}")
     sizes = sorted({group.gpus_per_node for group in problem.cluster.groups})
     why = "you get predictions but no launch files: they start as many ranks on each node"
@@ -1069,7 +1069,7 @@ def _tile_faults(problem: Problem) -> Iterator[FieldError]:
         yield FieldError(
             pointer="/workload/framework_options/mlp_tile_tokens",
             message="MLPs in tiles are priced of whole weights of dense language models",
-            allowed="0",
+            allowed="0, which takes each MLP whole",
             nearest="0",
         )
 

@@ -1,4 +1,4 @@
-"""All GPUs means at most all: the best step over every number of nodes, or of GPUs of one, against each."""
+"""All GPUs means at most all: the best step over every number of GPUs that can start, against each."""
 
 from dataclasses import replace
 from functools import cache
@@ -48,7 +48,7 @@ def few_nodes(draw: st.DrawFn) -> Problem:
         batch=draw(st.sampled_from([4, 6, 8, 12, 25])), top_k=draw(st.integers(1, 4)),
         pin=pin, bounds={"zero_stage": (0, 1)},
     )  # fmt: skip
-    return replace(problem, launcher=draw(st.sampled_from(["megatron-lm", "none"])))
+    return replace(problem, launcher=draw(st.sampled_from(["megatron-lm", "none", "nanotron"])))
 
 
 def steps_on(problem: Problem, num_gpus: int) -> list[float]:
@@ -70,7 +70,7 @@ def is_legal_on(problem: Problem, num_gpus: int) -> bool:
 def test_the_best_step_is_the_least_over_all_numbers_of_nodes_and_never_rises_with_nodes(
     problem: Problem,
 ) -> None:
-    """Part of one node may be idle, and of several where no legal row uses all GPUs of as many."""
+    """Part of the last node may be idle; nanotron's of several only where no legal row uses all of them."""
     profile = default_profile(problem.cluster, problem.launcher)
     steps, legal = (
         cache(lambda gpus: steps_on(problem, gpus)),
@@ -82,7 +82,10 @@ def test_the_best_step_is_the_least_over_all_numbers_of_nodes_and_never_rises_wi
         numbers = [
             gpus
             for gpus in range(1, nodes * EACH + 1)
-            if gpus % EACH == 0 or gpus < EACH or not legal(gpus + gpus % EACH)
+            if problem.launcher != "nanotron"
+            or gpus % EACH == 0
+            or gpus < EACH
+            or not legal(gpus + gpus % EACH)
         ]
         every = {gpus: min(steps(gpus), default=np.inf) for gpus in numbers}
         least_s = min(every.values())

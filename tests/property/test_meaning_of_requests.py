@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from itertools import islice, pairwise
 from math import inf
 from random import Random
@@ -44,6 +45,10 @@ PARTS = 5
 ROUNDING = 1 + 1e-9
 RANKING = 1 + 1e-7  # scores are compared in whole nanoseconds
 MEMORY_STEP = 0.04  # between two points of a front (docs/requests.md)
+# torchrun starts their ranks, fewer on the last node
+SHORT_LAST_NODES = {
+    "megatron-lm", "megatron-bridge", "deepspeed", "torchtitan", "axolotl", "llama-factory", "none",
+}  # fmt: skip
 # What a layout is run with; layouts that differ in more are ranked apart (docs/how-the-search-works.md).
 HOW_IT_RUNS: dict[str, Any] = {
     "stage_layers": (), "stage_recompute_layers": (), "virtual_pipeline_size": 1,
@@ -172,7 +177,7 @@ def everything(problem: Problem, answer: Answer) -> list[Tried]:
 def listed(problem: Problem, some: list[Tried], by: list[Tried]) -> list[Tried]:
     """Those that may be listed: on fewer GPUs they are faster than every one in ``by`` on the most usable.
 
-    Of diverse ones on fewer GPUs each is the best of its mesh.
+    Of diverse ones on fewer GPUs each is the best of its mesh: of one rank with any ZeRO stage.
     """
     if problem.options.gpus == "fewest" or not leaves_nodes_open(problem):
         return some
@@ -185,7 +190,9 @@ def listed(problem: Problem, some: list[Tried], by: list[Tried]) -> list[Tried]:
     for one in some:
         (idle if one.config.num_gpus < on_most[launcher_and_work(one)] else on_all).append(one)
     best = {mesh(one): one for one in sorted(idle, key=lambda one: -one.score)}
-    faster = (one for one in (best.values() if problem.options.diverse else idle)
+    alike = [one for one in idle if one.score == best[mesh(one)].score
+             and layout_of(one) == layout_of(best[mesh(one)])]  # fmt: skip
+    faster = (one for one in (alike if problem.options.diverse else idle)
               if one.score < least[launcher_and_work(one)])  # fmt: skip
     return [*on_all, *faster]
 
@@ -226,17 +233,14 @@ def usable_by(problem: Problem, counts: list[int], used: set[int]) -> set[int]:
     each, most = problem.cluster.groups[0].gpus_per_node, max(counts)
 
     def fewer_than(count: int) -> set[int]:
-        """Whole nodes, parts of one, and of several where nothing is legal on the whole of as many."""
+        """All that start, and others where nothing is legal on the whole of as many nodes."""
         if not leaves_nodes_open(problem):
             return set()
-        wholes = {-(-one // each) * each for one in range(1, count)}
-        legal = {whole: any_legal(problem, profile, [whole]) for whole in wholes}
-        some = (
-            one
-            for one in range(1, count)
-            if one % each == 0 or one < each or not legal[-(-one // each) * each]
-        )
-        return {one for one in some if any_legal(problem, profile, [one])}
+        legal = cache(lambda one: any_legal(problem, profile, [one]))
+        whole = {one: -(-one // each) * each for one in range(1, count)}
+        starts = {one for one in whole if one in (whole[one], min(one, each))}
+        starts |= {*whole} if problem.launcher in SHORT_LAST_NODES else set()
+        return {one for one in whole if (one in starts or not legal(whole[one])) and legal(one)}
 
     if problem.options.num_nodes or any_legal(problem, profile, counts):
         return {*counts, *fewer_than(most)}

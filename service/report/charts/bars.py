@@ -157,9 +157,9 @@ def memory_bars(prediction: Prediction, log_memory_sigma: float | None) -> Bars:
         legend=tuple(
             (MEMORY_COLORS[name], figures.words(name), figures.MEMORY_TERMS[name]) for name in terms
         ),
-        summary=f"Stage {heaviest.stage} is the heaviest: {figures.gib(heaviest.peak_memory_bytes)} of "
-        f"{figures.gib(prediction.memory_limit_bytes)} GiB; the risk of running out is "
-        f"{figures.risk(prediction.out_of_memory_probability)}.",
+        summary=f"Stage {heaviest.stage} is the heaviest: "
+        f"{figures.gib_of(heaviest.peak_memory_bytes, prediction.memory_limit_bytes)}; "
+        f"the risk of running out is {figures.risk(prediction.out_of_memory_probability)}.",
     )
 
 
@@ -174,7 +174,7 @@ def _stage(
         name=f"stage {stage.stage}",
         note=layers,
         segments=_segments(sizes, texts, unit, MEMORY_COLORS),
-        figure=f"{figures.gib(peak)} of {figures.gib(limit)} GiB",
+        figure=figures.gib_of(peak, limit),
         cells=tuple(map(figures.gib, sizes.values())),
         low=round(peak / band * unit, 1) if band else None,
         high=round(peak * band * unit, 1) if band else None,

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -79,6 +80,7 @@ SHARED = {
         environment={},
         release=lambda _: None,
     ),
+    "meshwright.service.cli.doctor.shutil.disk_usage": lambda _: SimpleNamespace(free=2**40),
     "meshwright.service.cli.fits.what_fits": remembering(what_fits),
     "meshwright.service.cli.fits.with_speeds": remembering(with_speeds),
     "meshwright.service.cli.fix.fixes_of": partial(fixes_of, most=2),

@@ -186,7 +186,7 @@ TYPED = (  # words, and the command under the error
     (f"plan lama-9b --gpus 8xh100 {BATCH}", f"plan llama-7b --gpus 8xh100 {BATCH}"),  # not glm4-9b
     ("explain qwen3-30b-a3b --gpus 24xh100 --global-batch-size 256 --seq-length 4096",
      ("explain qwen3-30b-a3b --gpus 24xh100 --global-batch-size 256 --seq-length 4096"
-      " --set data_parallel_size=16")),
+      " --set pipeline_parallel_size=3")),  # 24 replicas do not share the batch, and 16 leave GPUs idle
     (f"plan qwen3-4b --sft --gpus 2xrtx-3090 {BATCH}", f"plan qwen3-4b --gpus 2xrtx-3090 {BATCH}"),
     (f"plan qwen3-4b --dpo true --gpus 2xrtx-3090 {BATCH}",
      f"plan qwen3-4b --sample pair --reference frozen --gpus 2xrtx-3090 {BATCH}"),
@@ -210,6 +210,8 @@ TYPED = (  # words, and the command under the error
      f"plan llama-3.1-8b --gpus 8xh100 {BATCH} --pin tensor_parallel_size=2 --pin expert_parallel_size=1"),
     (f"plan Qwen/Qwen3-VL-8B-Instruct --gpus 8xh100 {BATCH} --images-per-sample 1",
      f"plan Qwen/Qwen3-VL-8B-Instruct --gpus 8xh100 {BATCH} --images-per-sample 1 --image-tokens 1024"),
+    (f"plan llama-3.1-8b --gpus 8xh100 {BATCH} --images-per-sample 1",  # a model without a tower
+     f"plan llama-3.1-8b --gpus 8xh100 {BATCH}"),
     ("explain train.sh", "explain --from-args train.sh"),
     ("plan train.sh", "explain --from-args train.sh"),
     ("predict train.sh --gpus 8xh100", "predict --gpus 8xh100 --from-args train.sh"),

@@ -131,7 +131,7 @@ def test_an_infeasible_answer_says_what_is_nearest_why_and_what_would_fit() -> N
     assert text.startswith("infeasible: Llama 3.1 70B on 16 × DGX H100 = 128 GPUs. Nothing fits: each of")
     # 26 + 52 + 28 = 106; with 15 of activations 121
     assert (
-        "nearest: tp 8 · pp 8 · zero 1 · mbs 1 · full recompute → stage 0 needs 121 of 79.0 GiB "
+        "nearest: tp 8 · pp 8 · zero 1 · mbs 1 · full recompute → stage 0 needs 121 of 79 GiB "
         "(weights, gradients and optimizer 106 GiB)"
     ) in text
     assert "because: memory: stage 0 of the nearest configuration is 42.0 GiB short" in text

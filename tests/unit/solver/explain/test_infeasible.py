@@ -333,6 +333,17 @@ def test_a_slice_that_only_all_candidates_have_is_no_conflict() -> None:
     assert plan.context_parallel_size > 1
 
 
+def test_a_pin_that_no_group_can_have_is_the_one_to_leave_out() -> None:
+    problem = tight(79.0, pin={"tensor_parallel_size": 4})
+    profile = default_profile(problem.cluster, "none")
+    limits = limits_of(problem, profile)
+    found = explained_limits(limits, nearest_lack(problem, profile, ENOUGH), ENOUGH)
+    assert found.reasons == ("pin tensor_parallel_size = 4: no configuration of this cluster has it",)
+    (change,) = placed_remedies._asked_less(limits)
+    assert change.words == "without pin tensor_parallel_size = 4"
+    assert any_mixed(change.problem, profile) is not None
+
+
 @seldom
 def test_a_pin_that_no_group_can_have_stands_alone_with_the_rule_that_it_breaks() -> None:
     _, found = reasons(79.0, tensor_parallel_size=4)

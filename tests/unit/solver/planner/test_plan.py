@@ -319,15 +319,16 @@ def test_nodes_that_fit_the_model_and_meet_the_deadline_are_offered_where_one_no
 
 
 @pytest.mark.parametrize(
-    ("groups", "sizes", "words"),
-    [  # 2 replicas of 2 × 5 GPUs are 20 of 24; of 2 × 4, 16
-        ([("h100", 3, 8)], (2, 5), "20 GPUs don't fill nodes of 8"),
-        ([("h100", 3, 8)], (2, 4), None),
-        ([("rtx-3060", 1, 2), ("rtx-3090", 1, 1)], (), "nodes have 1 and 2 GPUs"),
+    ("launcher", "groups", "sizes", "words"),
+    [  # 2 replicas of 2 × 5 GPUs are 20 of 24: torchrun starts 4 on the last node, ms-swift 8; of 2 × 4, 16
+        ("megatron-lm", [("h100", 3, 8)], (2, 5), None),
+        ("ms-swift", [("h100", 3, 8)], (2, 5), "20 GPUs don't fill nodes of 8"),
+        ("ms-swift", [("h100", 3, 8)], (2, 4), None),
+        ("megatron-lm", [("rtx-3060", 1, 2), ("rtx-3090", 1, 1)], (), "nodes have 1 and 2 GPUs"),
     ],
 )
 def test_plans_whose_ranks_no_launch_file_can_start_say_so(
-    groups: list[tuple[str, int, int]], sizes: tuple[int, ...], words: str | None
+    launcher: str, groups: list[tuple[str, int, int]], sizes: tuple[int, ...], words: str | None
 ) -> None:
     pins = dict(zip(("tensor_parallel_size", "pipeline_parallel_size"), sizes, strict=False))
     problem = parse_problem(
@@ -339,7 +340,7 @@ def test_plans_whose_ranks_no_launch_file_can_start_say_so(
                 ]
             },
             "workload": {"global_batch_size": 20 if len(groups) == 1 else 12, "seq_length": 1024},
-            "launcher": "megatron-lm",
+            "launcher": launcher,
             "search": {"pin": {**pins, "context_parallel_size": 1}, "top_k": 1, "certify": "none"},
         }
     )
@@ -348,8 +349,8 @@ def test_plans_whose_ranks_no_launch_file_can_start_say_so(
     said = [one for one in answer.warnings if "no launch files" in one]
     assert len(said) == (words is not None)
     if words is None:
-        assert export(plan, problem, "megatron-lm").files
+        assert export(plan, problem, launcher).files
     else:
         assert words in said[0]
         with pytest.raises(RefusedExportError, match="nodes"):
-            export(plan, problem, "megatron-lm")
+            export(plan, problem, launcher)

@@ -38,6 +38,7 @@ from meshwright.solver.planner.variants import (
     merged,
     searched_together,
     variants_of,
+    with_launchers,
 )
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem, batch_sizes, on_gpus
@@ -182,8 +183,27 @@ def test_a_front_is_drawn_on_the_gpus_that_all_launchers_are_searched_on(
     assert min(steps) <= own.prediction.step_time_s * (1 + 1e-9)
 
 
+def test_a_plan_names_the_launchers_that_can_run_it_and_no_other() -> None:
+    asked = replace(small(), launcher="any")
+    profile = default_profile(asked.cluster, "megatron-lm")
+    config = Configuration(
+        tensor_parallel_size=2, sequence_parallel=True, data_parallel_size=4,
+        num_microbatches=8, stage_layers=(6,),
+    )  # fmt: skip
+    every = variants_of(asked, profile)
+    own = next(one for one in every if one.problem.launcher == "megatron-lm")
+    (plan,) = with_launchers(every, [(own, replace(a_plan(), config=config))])
+    able = []
+    for name in launchers_of("any"):
+        one = replace(asked, launcher=name)
+        able += [name] if not list(violations(one, profile_of(one), config)) else []
+    assert plan.launchers[0] == "megatron-lm"
+    assert sorted(plan.launchers) == able
+    assert 1 < len(able) < len(launchers_of("any"))
+
+
 @seldom
-def test_a_plan_names_every_launcher_that_can_run_it() -> None:
+def test_the_first_plan_and_a_front_name_every_launcher_that_can_run_each() -> None:
     pin = {"tensor_parallel_size": 1, "context_parallel_size": 1, "micro_batch_size": 1}
     asked = replace(small(top_k=1, pin=pin, pareto=True), launcher="any")
     answer = answered(asked)

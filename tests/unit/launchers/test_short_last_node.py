@@ -1,0 +1,74 @@
+"""The last node of a plan may start fewer ranks than the others: 22 on three nodes of 8 are 8, 8 and 6."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from meshwright.launchers.reading.base import Overrides, Source
+from meshwright.launchers.reading.registry import read_launch_files
+from meshwright.launchers.registry import export
+from meshwright.profiles.capabilities import launcher_capabilities, launchers_in_order
+from meshwright.profiles.profile import default_profile
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.planner.plan import ask
+
+STARTING = ("axolotl", "deepspeed", "llama-factory", "megatron-bridge", "megatron-lm", "torchtitan")
+REQUIRED = re.compile(r"\$\{([A-Z][A-Z_]+):\?")  # a script's check of a variable
+
+
+@cache
+def exported(launcher: str) -> dict[str, str]:
+    problem = parse_problem(
+        {
+            "model": {"name": "qwen3-0.6b"},
+            "cluster": {"name": "dgx-h100", "num_nodes": 3},
+            "workload": {"global_batch_size": 66, "seq_length": 1024},
+            "launcher": launcher,
+            "search": {"pin": {"data_parallel_size": 22}, "top_k": 1, "certify": "none"},
+        }
+    )
+    (plan,) = ask(problem, default_profile(problem.cluster, launcher)).plans
+    return dict(export(plan, problem, launcher).files)
+
+
+def test_launchers_of_torchrun_start_a_short_last_node_and_others_do_not() -> None:
+    able = {name for name in launchers_in_order() if launcher_capabilities(name).short_last_node}
+    assert able - {"none"} == {*STARTING}
+
+
+@pytest.mark.parametrize("launcher", STARTING)
+def test_each_node_starts_its_own_number_of_ranks(launcher: str, tmp_path: Path) -> None:
+    for name, text in exported(launcher).items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "torchrun").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "torchrun").chmod(0o755)
+    script = tmp_path / "launch.sh"
+    (tmp_path / "given").write_text("base_model: Qwen/Qwen3-0.6B\n")
+    given = dict.fromkeys(REQUIRED.findall(script.read_text()), "given") | {"CHECK_PACKAGES": "0"}
+    started = []
+    for rank in ("0", "1", "2"):
+        path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+        done = subprocess.run(
+            ["bash", script], env={**given, "PATH": path, "NODE_RANK": rank}, cwd=tmp_path,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        words = done.stdout.split()
+        assert words[words.index("--nnodes") + 1] == "3"
+        started.append(int(words[words.index("--nproc-per-node") + 1]))
+    assert started == [8, 8, 6]
+
+
+@pytest.mark.parametrize("launcher", STARTING)
+def test_files_of_a_short_last_node_are_read_back_as_they_start(launcher: str) -> None:
+    files = exported(launcher)
+    source = Source(name="launch.sh", text=files["launch.sh"], files=files)
+    found = read_launch_files(source, Overrides())
+    assert (found.num_nodes, found.gpus_per_node, found.idle_gpus) == (3, 8, 2)
+    assert found.configuration.data_parallel_size == found.configuration.num_gpus == 22
