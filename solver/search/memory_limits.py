@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -121,12 +121,11 @@ def room_beside_ends_bytes(
 
 def _most_layers(rows: Rows) -> IntArray:
     """Return the layers that fit on each rank in its lightest chunks, (n, R); -1 if too few fit."""
-    runs, least, num_layers = _Runs.of(rows), rows.smallest_chunk, rows.layout.num_layers
+    runs, least, num_layers = Runs.of(rows), rows.smallest_chunk, rows.layout.num_layers
     kept = rows.least_kept_bytes[:, 0]
     states = rows.prices.state_bytes[:, :1] + _at_once(rows) * rows.prices.gradients_bytes[:, :1]
     each = states[:, None] + kept[:, None, None] * runs.held
-    held = (runs.held * runs.chunks).sum(axis=1)
-    room = room_beside_ends_bytes(rows, held, runs.held[:, 0, 0], runs.last_held) * _SAFETY
+    room = room_beside_ends_bytes(rows, runs.together, runs.held[:, 0, 0], runs.last_held) * _SAFETY
     most = _balanced(each, runs.chunks, room, rows.v, num_layers)
     several = rows.v > 1
     if rows.uneven_stages and several.any():
@@ -143,8 +142,8 @@ def _most_layers(rows: Rows) -> IntArray:
     return most
 
 
-@dataclass(frozen=True, slots=True)
-class _Runs:
+@dataclass(frozen=True)
+class Runs:
     """Chunks of each rank in runs that have as many micro-batches in flight, the model's first ones first.
 
     There are few: an interleaved rank has 2 p in flight, fewer in one chunk, and p in the others.
@@ -154,8 +153,13 @@ class _Runs:
     chunks: FloatArray  # (n, H, R) of each run; 0: there is none
     last_held: FloatArray  # (n,) of the model's last chunk
 
+    @cached_property
+    def together(self) -> FloatArray:
+        """Return the micro-batches in flight of all chunks of each rank, (n, R)."""
+        return np.asarray((self.held * self.chunks).sum(axis=1))
+
     @classmethod
-    def of(cls, rows: Rows) -> _Runs:
+    def of(cls, rows: Rows) -> Runs:
         """Return the runs of all ranks of rows."""
         shapes, shape = shapes_of(rows.columns)
         found = [_runs_of(*one) for one in shapes.tolist()]
@@ -174,7 +178,7 @@ class _Runs:
 
 @cache
 def _runs_of(p: int, v: int, schedule: int) -> tuple[FloatArray, FloatArray, float]:
-    """Return ``_Runs`` of one shape of pipeline for endless micro-batches."""
+    """Return ``Runs`` of one shape of pipeline for endless micro-batches."""
     room = room_of(*np.array([[p], [v], [schedule]])).astype(np.float64)
     (every,) = by_rank(room, p, np.array([v > 1 and SCHEDULES[schedule] in V_SHAPED]))
     run = np.cumsum(np.diff(every, axis=0, prepend=-1.0) != 0.0, axis=0) - 1  # (v, p)
