@@ -32,7 +32,7 @@ from meshwright.solver.cost.stages import assemble, step_of_end_s
 from meshwright.solver.schedules.schedule import bypasses_sync, rank_of_chunk
 from meshwright.solver.schedules.simulate import Waves, longest_paths, waves_of
 from meshwright.solver.search.bounds import SAFETY, end_limit_s
-from meshwright.solver.search.branch import SimulationBudget, are_tried, most_layers_of, passes_of
+from meshwright.solver.search.branch import SimulationBudget, are_tried, dominators, most_layers_of, passes_of
 from meshwright.solver.search.rows import Rows
 
 _ROUNDS = 24  # longest paths that join the averages of a row before the next one is taken
@@ -275,8 +275,9 @@ class _Row:
     def raised(self, limit_s: float, effort: SimulationBudget) -> bool:
         """Raise the bounds of boxes below a limit; return whether more may follow."""
         known_s = self.least_s if len(self.end_s) else -np.inf
-        self._follow()
-        self._bound_by_best(np.flatnonzero(self.game.whole & (self.end_s < limit_s)))
+        whole = self.game.whole[: len(self.end_s)]
+        self._bound_by_best(np.flatnonzero(whole & (self.end_s < limit_s)))
+        self._follow(limit_s)
         if self.least_s > known_s:
             return True
         for _ in range(_ROUNDS):
@@ -291,12 +292,12 @@ class _Row:
             left = left[self.game.boxes.start[left] < len(self.most)]
             if len(left):
                 self.game.divide(left)
-                self._follow()
+                self._follow(limit_s)
         self.rounds += _ROUNDS
         return self.rounds < _MOST_ROUNDS
 
-    def _follow(self) -> None:
-        """Bound new boxes by the boxes that they are parts of, and by the best averages."""
+    def _follow(self, limit_s: float) -> None:
+        """Bound new boxes by the boxes that they are parts of, and below a limit by the best averages."""
         game = self.game
         while (known := len(self.end_s)) < len(game.boxes):
             late = np.flatnonzero(game.parent[known:] >= known)  # parts of boxes that are new themselves
@@ -304,7 +305,7 @@ class _Row:
             inherited = self.end_s[game.parent[new]] if known else np.full(len(new), -np.inf)
             there = game.boxes.take(new).within(self.most).are_there()
             self.end_s = np.concatenate([self.end_s, np.where(there, inherited, np.inf)])
-            self._bound_by_best(new[there])
+            self._bound_by_best(new[there & (inherited < limit_s)])
 
     def _bound_by_best(self, index: IntArray) -> None:
         index = index[self.game.turns[index] > 0]
@@ -341,6 +342,7 @@ def least_average_s(rows: Rows, low_s: FloatArray, target_s: float, effort: Simu
     least of all is as high as the effort allows. Memory is left aside.
     """
     games, begun = dict[PathShape, _Game](), dict[int, _Row]()
+    path_s = np.zeros(len(rows))  # bounds by averages, which hold for rows of the shape with longer passes
     waiting: list[tuple[float, int]] = [(bound, at) for at, bound in enumerate(low_s.tolist())]
     heapq.heapify(waiting)
     begin_s = float(low_s.min(initial=target_s))
@@ -348,6 +350,9 @@ def least_average_s(rows: Rows, low_s: FloatArray, target_s: float, effort: Simu
         while waiting and waiting[0][0] < min(stage_s, target_s):
             bound, at = waiting[0]
             row = rows.take([at])
+            if at not in begun and (held_s := float(path_s[dominators(rows, at)].max())) > bound:
+                heapq.heapreplace(waiting, (held_s, at))
+                continue
             if at not in begun:
                 line, shape = _Line.of(row), PathShape.of(row)
                 width = len(line.pass_s) + len(line.tail_s)
@@ -358,5 +363,6 @@ def least_average_s(rows: Rows, low_s: FloatArray, target_s: float, effort: Simu
             step_s = float(step_of_end_s(end_s, prices.straggler[0], prices.fixed_s[0]) * SAFETY)
             if not more and step_s < stage_s:  # the others are bounded as far as that takes no effort
                 target_s = min(target_s, max(bound, step_s))
+            path_s[at] = step_s
             heapq.heapreplace(waiting, (max(bound, step_s), at))
     return target_s
