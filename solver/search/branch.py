@@ -190,8 +190,8 @@ def dominators(rows: Rows, other: int) -> BoolArray:
     seconds = [getattr(prices, name) for name in names]
     seconds.append(prices.backward_s - prices.weight_gradient_s)
     seconds.append(np.where(layers[:, None] == 0, 0.0, prices.replay_s))
-    for one in seconds:
-        index = index[(one[index] <= one[other]).reshape(len(index), -1).all(axis=1)]
+    for one in (values.reshape(len(rows), -1) for values in seconds):
+        index = index[(one[index] <= one[other]).all(axis=1)]
     found = np.zeros(len(rows), dtype=np.bool_)
     found[index] = True
     return found

@@ -32,13 +32,20 @@ from meshwright.solver.cost.stages import assemble, step_of_end_s
 from meshwright.solver.schedules.schedule import bypasses_sync, rank_of_chunk
 from meshwright.solver.schedules.simulate import Waves, longest_paths, waves_of
 from meshwright.solver.search.bounds import SAFETY, end_limit_s
-from meshwright.solver.search.branch import SimulationBudget, are_tried, dominators, most_layers_of, passes_of
+from meshwright.solver.search.branch import (
+    SimulationBudget,
+    are_tried,
+    dominators,
+    most_layers_of,
+    passes_of,
+)
 from meshwright.solver.search.rows import Rows
 
 _ROUNDS = 24  # longest paths that join the averages of a row before the next one is taken
 _MOST_ROUNDS = 480  # of one row
-_DIVIDED = 72  # paths in the average of a box before it is divided
+_DIVIDED = 60  # paths in the average of a box before it is divided
 _INHERITED = 24  # paths that this average counts for in the parts
+_NEARER = 0.1  # of the way from the best average to the latest one: the one between is mostly better
 # Shares of the way from the known bound to the target up to which all rows are raised in turn, so that the
 # effort raises the least bound first; more of them cost more than they spare.
 _STAGES = (0.85, 1.0)
@@ -323,9 +330,15 @@ class _Row:
         end_s, splits = self._bounds_of(index, game.paths[index])
         game.splits[index] += share * (splits - game.splits[index])
         game.turns[index] += 1
+        self._keep(index, end_s, game.paths[index])
+        nearer = game.best[index] + _NEARER * (game.paths[index] - game.best[index])
+        self._keep(index, self._bounds_of(index, nearer)[0], nearer)
+
+    def _keep(self, index: IntArray, end_s: FloatArray, paths: FloatArray) -> None:
+        """Keep averages of paths that raise the bounds of boxes."""
         better = end_s > self.end_s[index]
         self.end_s[index[better]] = end_s[better]
-        game.best[index[better]] = game.paths[index[better]]
+        self.game.best[index[better]] = paths[better]
 
     def _bounds_of(self, index: IntArray, paths: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return the bounds of boxes by averages of paths, and the splits that are best against them."""
