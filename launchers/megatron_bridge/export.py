@@ -20,6 +20,7 @@ from meshwright.launchers.export import (
     common_warnings,
 )
 from meshwright.launchers.images import BRIDGE_PARTS, frozen_values
+from meshwright.launchers.megatron_bridge.read_adapters import latent_layers
 from meshwright.launchers.megatron_core.model import (
     expert_values,
     latent_values,
@@ -298,39 +299,43 @@ def _states(target: Target, known: FrameworkFacts) -> Values:
 
 def _adapters(target: Target) -> Values:
     """Return LoRA of a recipe that has adapters; alpha is twice the rank."""
-    workload = target.workload
+    workload, latents = target.workload, target.model.mla
     if not workload.lora_rank:
         return {}
+    of_ours = {"linear_qkv": latent_layers(latents)} if latents else {}
     return {
         "peft.dim": workload.lora_rank,
         "peft.alpha": 2 * workload.lora_rank,
         "peft.dropout": 0.05 if workload.framework_options.get("adapter_dropout") else 0.0,
-        "peft.target_modules": workload.lora_targets,
+        "peft.target_modules": tuple(
+            layer for name in workload.lora_targets for layer in of_ours.get(name, (name,))
+        ),
+        **({"peft.share_expert_adapters": False} if _adapts_experts(target) else {}),
     }
 
 
-def adapters_are_not_of_experts(target: Target) -> Iterator[FieldError]:
-    """Require other layers than routed experts, of which a rank shares one adapter, and no latent ones."""
-    model, targets = target.model, target.workload.lora_targets
-    if not target.workload.lora_rank:
-        return
-    if model.tower is not None:
+def _adapts_experts(target: Target) -> bool:
+    work = target.workload
+    return bool(work.lora_rank and target.model.moe and {*work.lora_targets} - {*ATTENTION_TARGETS})
+
+
+def adapters_are_priced(target: Target) -> Iterator[FieldError]:
+    """Require an adapter for each routed expert, not one for all of a rank, and none in a tower.
+
+    Megatron-Bridge's LoRA has ``share_expert_adapters`` from 0.5 on (peft/lora.py), its DoRA never.
+    """
+    if target.workload.lora_rank and target.model.tower is not None:
         yield FieldError(
             pointer="/workload/lora_rank",
             message="Megatron-Bridge would adapt the vision tower too, which is not priced",
             allowed="0, or --launcher ms-swift",
         )
-    if model.moe and set(targets) - set(ATTENTION_TARGETS):
+    decomposes = target.workload.framework_options.get("dora")
+    if _adapts_experts(target) and (decomposes or target.version in ("", "0.3", "0.4")):
         yield FieldError(
             pointer="/workload/lora_targets",
             message="Megatron-Bridge's routed experts share an adapter on each rank, which is not priced",
-            allowed=", ".join(ATTENTION_TARGETS),
-        )
-    if model.mla and "linear_qkv" in targets:
-        yield FieldError(
-            pointer="/workload/lora_targets",
-            message="latent attention has layers of other names under Megatron-Bridge",
-            allowed="linear_proj, linear_fc1, linear_fc2",
+            allowed=", ".join(ATTENTION_TARGETS) + "; launcher_version 0.5 or later" * (not decomposes),
         )
 
 
@@ -436,7 +441,7 @@ def weight_shards_are_wired_in(target: Target) -> Iterator[FieldError]:
             )
 
 
-OWN_RULES = (weight_shards_are_wired_in, prediction_layers_need_rotary, adapters_are_not_of_experts)
+OWN_RULES = (weight_shards_are_wired_in, prediction_layers_need_rotary, adapters_are_priced)
 
 
 def decided_names(target: Target) -> tuple[str, ...]:
@@ -451,7 +456,8 @@ VERSIONS = ("0.3", "0.4", "0.5", "0.6", "0.7")
 
 def export(target: Target) -> ExportBundle:
     """Return the overrides and the two scripts that start them."""
-    if target.model.mixer is not None and target.version in ("", "0.3"):  # which has no such recipe
+    without_recipe = target.model.mixer is not None and target.version in ("", "0.3")
+    if without_recipe or (_adapts_experts(target) and not target.version):
         target = replace(target, version=VERSIONS[-1])
     refuse_first(target, "megatron-bridge", OWN_RULES)
     return bundled(

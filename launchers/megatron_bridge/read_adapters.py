@@ -14,6 +14,7 @@ from meshwright.launchers.reading.base import LaunchFile
 from meshwright.profiles.adapters import ATTENTION_TARGETS, FUSED_TARGETS
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_parts import MlaSpec
 
 ConfigValues = Mapping[str, tuple[str, int]]  # key to value as text and line
 SECTION = "peft"
@@ -74,6 +75,12 @@ def adapted(found: LaunchFile, usual: Mapping[str, Any] | str | None, values: Co
     return replace(found, workload=workload)
 
 
+def latent_layers(latents: MlaSpec) -> tuple[str, ...]:
+    """Return the layers that read latent attention's inputs and latents, by Megatron-Core's names."""
+    queries = {"linear_q_down_proj", "linear_q_up_proj"} if latents.q_lora_rank else {"linear_q_proj"}
+    return tuple(name for name in _OF_LATENTS if name.startswith("linear_kv") or name in queries)
+
+
 def _rank(text: str, line: int) -> int:
     if not text.isdecimal() or not 0 < int(text) <= _MOST:
         raise _refused("dim", line, f"{text[:20]} is not a rank", f"1 to {_MOST}")
@@ -84,8 +91,7 @@ def _targets(names: list[str], line: int, model: ModelSpec) -> tuple[str, ...]:
     """Return the adapted layers by our names; those of layers that the model lacks match nothing."""
     found = {name for name in names if model.mixer is not None or name not in _OF_MIXERS}
     if model.mla is not None:
-        lacking = {name for name in _OF_LATENTS if model.mla.q_lora_rank or name != "linear_q_down_proj"}
-        lacking -= {"linear_q_proj" if model.mla.q_lora_rank else "linear_q_up_proj"}
+        lacking = {*latent_layers(model.mla)}
         if "linear_qkv" in found or (found & lacking and not lacking <= found):
             why = "latent attention has other layers, and some without adapters are not priced"
             raise _refused("target_modules", line, why, ", ".join(sorted(lacking)))

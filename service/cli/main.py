@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
@@ -19,7 +20,7 @@ from typer.models import CommandInfo, TyperInfo
 
 from meshwright.profiles.errors import InternalError, PlannerError
 from meshwright.service.cli.examples import examples_of
-from meshwright.service.cli.strict import StrictCommand
+from meshwright.service.cli.strict import StrictCommand, convert_where_needed
 from meshwright.service.cli.terminal import report as report_fault
 from meshwright.service.cli.terminal import report_usage, service_packages_for, spell_plainly
 from meshwright.service.requests.numbers import written_out
@@ -127,10 +128,6 @@ def _built(name: str, module: str, definition: str) -> Any:  # noqa: ANN401 - th
     )
     _take_numbers(built.params)
     _check_outputs(built.params, name)
-    for one in built.params:
-        if one.callback is None and not one.required and one.nargs == 1:
-            absent = () if one.multiple else None
-            one.process_value = partial(_converted, one.process_value, absent)  # type: ignore[method-assign]
     return built
 
 
@@ -164,14 +161,14 @@ def _written(convert: Callable[..., Any], option: str, is_folder: bool, context:
     return path
 
 
+_PLAIN = re.compile(r"\d{1,18}", re.ASCII)  # a whole number as Python writes it
+
+
 def _number(convert: Callable[..., Any], name: str, whole: bool, context: object, value: object) -> Any:  # noqa: ANN401
-    given = written_out(name, value, whole=whole) if isinstance(value, str) else value
-    return convert(context, given)
-
-
-def _converted(convert: Callable[..., Any], absent: object, context: object, value: object) -> Any:  # noqa: ANN401
-    """Convert an option that is given: Typer makes a converter for every option, which takes 50 ms."""
-    return absent if value is None else convert(context, value)
+    if not isinstance(value, str):
+        return convert(context, value)
+    given = written_out(name, value, whole=whole)
+    return convert(context, int(given) if whole and _PLAIN.fullmatch(given) else given)
 
 
 class LazyGroup(TyperGroup):
@@ -180,6 +177,11 @@ class LazyGroup(TyperGroup):
     def __init__(self, **given: Any) -> None:  # noqa: ANN401 - what Typer hands over
         super().__init__(**given)
         self.commands = _Commands()  # type: ignore[assignment]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - Typer's own types
+        """Parse options of all commands."""
+        convert_where_needed(self.get_params(ctx))
+        return super().parse_args(ctx, args)
 
     def format_commands(self, _ctx: object, formatter: Any) -> None:  # noqa: ANN401
         """The list of commands, without loading any."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Self
 
 import typer
 from typer.core import TyperCommand
@@ -18,8 +19,39 @@ class RepeatedError(typer.BadParameter):
         super().__init__(message, ctx=ctx)
 
 
+class _Converter:
+    """Typer's converter of a parameter, for values that need one: making it takes 50 ms (pydantic)."""
+
+    def __init__(self, parameter: Any) -> None:  # noqa: ANN401 - Typer's own type
+        self._made = parameter.get_runtime_param
+
+    def __call__(self) -> Self:
+        return self
+
+    def coerce(self, value: object, param: Any, ctx: Any) -> Any:  # noqa: ANN401 - the same
+        """Return a value as the parameter takes it."""
+        kind = param.type_descriptor
+        if value is None:
+            return () if param.multiple or param.nargs == -1 else None
+        if type(value) is kind.annotation and (value == param.default or not kind.is_ranged):
+            return value
+        return self._made().coerce(value, param=param, ctx=ctx)
+
+
+def convert_where_needed(parameters: Iterable[Any]) -> None:
+    """Let parameters make no converter for values that are absent, or already of their type."""
+    for one in parameters:
+        if not isinstance(one.get_runtime_param, _Converter):
+            one.get_runtime_param = _Converter(one)
+
+
 class StrictCommand(TyperCommand):
     """A command whose options of one value are given once."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - Typer's own types
+        """Parse the command line."""
+        convert_where_needed(self.get_params(ctx))
+        return super().parse_args(ctx, args)
 
     def make_parser(self, ctx: Any) -> Any:  # noqa: ANN401 - Typer's own types
         """Return the parser of the command line, which counts the options."""

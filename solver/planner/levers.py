@@ -25,7 +25,7 @@ import numpy as np
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import framework_facts, with_options, with_options_if_legal
 from meshwright.profiles.profile import Profile, framework_of
-from meshwright.profiles.storage import storage_of
+from meshwright.profiles.storage import BasePrecision, storage_of
 from meshwright.profiles.switches import EVERY_SWITCH, Setting, Switch, switches
 from meshwright.solver.answer import Answer, Lever, Plan, Prediction, settled_problem
 from meshwright.solver.check import violations_of_all
@@ -83,6 +83,11 @@ from meshwright.solver.space.rule import Rule
 from meshwright.solver.space.rules import rules_of, violation_masks
 
 _GRADIENTS = "gradient_dtype"  # the switch that is a change of the states
+_STATES = {  # the lightest last: these keep no weights in 32 bits
+    **STATES,
+    "adamw-pure-bf16": "16-bit weights and Adam states",
+    "adamw-8bit-bf16": "16-bit weights and 8-bit Adam states",
+}
 WORTH = 0.01  # of the first plan's time for each token must a change save to be named
 _WORTH_OF = {
     "neighbour": 0.03,  # a batch or length beside the request's own
@@ -119,7 +124,7 @@ def levers_of(
         profile: its costs.
         answer: its plans.
         watch: its time; what is not tried before it ends is left out.
-        looks: the work of all searches of changes, and as much again of other launchers. Where it ends a
+        looks: the work of all searches of changes, and twice as much of other launchers. Where it ends a
             search, what is near counts.
     """
     if not has_levers(problem, answer):
@@ -137,7 +142,7 @@ def levers_of(
                 plans, _ = _searched(own, _within(change, looks / LOOKS_PER_S), profile, answer)
             elif change.kind == "launcher":
                 plans = []  # ``_of_launcher`` tries them below
-            elif _is_searched(change):
+            elif _is_searched(change) or (change.kind == "batch" and _leaves_idle(own, answer)):
                 plans = _far(own, change, profile, answer, searches)
             elif change.kind == STANDALONE_STAGES:
                 plans = _with_ends_alone(own, change, profile, answer)
@@ -146,7 +151,7 @@ def levers_of(
             found += [_lever(own, answer, change, best) for best in plans[:1]]
         found += _alone(own, profile, answer, seconds=looks / LOOKS_PER_S)
         found += _lighter(own, profile, answer, searches)
-        found += _of_launcher(own, profile, answer, WorkWatch(looks=looks))
+        found += _of_launcher(own, profile, answer, WorkWatch(looks=2 * looks))
         find = partial(_proved, own, profile=profile, answer=answer, searches=searches)
         found += _neighbours(own, profile, answer, find)
         found += _relaid(own, answer, recipes, find)
@@ -330,12 +335,13 @@ def _states(problem: Problem) -> Iterator[Change]:
     known = (able.adapter_optimizers if work.lora_rank else ()) or able.optimizers
     if work.optimizer != "adamw":
         return
-    for name, words in STATES.items():
+    for name, words in _STATES.items():
         if name not in problem.options.allow and name in known:
+            bits = f"Adam's moments are kept in {8 if '8bit' in name else 16} bits: numerics"
             yield Change(
                 kind="optimizer",
                 words=words,
-                effect=f"Adam's moments are kept in {'16' if name == 'adamw-bf16' else '8'} bits: numerics",
+                effect=bits if name in STATES else f"weights are updated in 16 bits, and {bits}",
                 problem=replace(problem, workload=replace(work, optimizer=name)),
                 settings={"workload.optimizer": name},
             )
@@ -391,19 +397,25 @@ def _precisions(problem: Problem) -> Iterator[Change]:
         )
 
 
+_BASES: dict[BasePrecision, int] = {"bf16": 16, "int8": 8, "nf4": 4}  # bits of a frozen weight
+
+
 def _bases(problem: Problem) -> Iterator[Change]:
-    """Yield frozen weights in bf16, which may be faster than a request's fp32, int8 or NF4."""
+    """Yield frozen weights in the other dtypes of ``_BASES``, unless a checkpoint has its own."""
     work, able = problem.workload, launcher_capabilities(problem.launcher)
     storage = storage_of(work.base_precision)
-    is_choice = work.base_precision != "bf16" and not (storage and storage.checkpoint)
-    if work.lora_rank and is_choice and "bf16" in able.base_precisions:
-        yield Change(
-            kind="precision",
-            words="frozen weights in bf16",
-            effect=f"frozen weights have 16 bits, not those of {work.base_precision}: numerics",
-            problem=replace(problem, workload=replace(work, base_precision="bf16")),
-            settings={"workload.base_precision": "bf16"},
-        )
+    if not work.lora_rank or (storage and storage.checkpoint):
+        return
+    for name, bits in _BASES.items():
+        if name != work.base_precision and name in able.base_precisions:
+            yield Change(
+                kind="base_precision",
+                words=f"frozen weights in {name}",
+                effect=f"frozen weights have {bits} bits, not those of {work.base_precision}: numerics",
+                problem=replace(problem, workload=replace(work, base_precision=name)),
+                settings={"workload.base_precision": name},
+                frees_memory=name != "bf16",
+            )
 
 
 def _switched(problem: Problem) -> Iterator[Change]:
@@ -446,7 +458,8 @@ _NEAR = 0.25  # of the batch: how far a neighbour that divides better may be
 
 
 def _batches(problem: Problem) -> Iterator[Change]:
-    batch, gpus = problem.workload.global_batch_size, usable_gpus(problem)
+    work, gpus = problem.workload, usable_gpus(problem)
+    batch = work.global_batch_size
     if "num_microbatches" in problem.options.named:
         return
     near = (batch // gpus * gpus, -(-batch // gpus) * gpus)
@@ -457,9 +470,17 @@ def _batches(problem: Problem) -> Iterator[Change]:
             kind="batch",
             words=f"a global batch of {size}",
             effect="another number of sequences in each step: results",
-            problem=replace(problem, workload=replace(problem.workload, global_batch_size=size)),
+            problem=_with_batch(problem, size),
             settings={"workload.global_batch_size": size},
         )
+
+
+def _with_batch(problem: Problem, size: int) -> Problem:
+    """Return a question with another batch, also on as many more GPUs as the batch is larger."""
+    own = replace(problem, workload=replace(problem.workload, global_batch_size=size))
+    numbers, times = problem.options.num_gpus, size / problem.workload.global_batch_size
+    more = (round(number * times) for number in numbers if number * times <= usable_gpus(problem))
+    return on_gpus(own, tuple(dict.fromkeys((*numbers, *more))))
 
 
 _REACH = 16  # a neighbour is at most one part in so many away, and at least 1 may be
@@ -631,50 +652,65 @@ def _of_launcher(
 ) -> Iterator[Lever]:
     """Yield the levers of other launchers, each saving more than the one before.
 
-    Launchers of ``_worth_a_search`` are searched, others tried nearby. If one of those saves most, it is
-    searched last. Only the preferred launcher of each framework is tried.
+    Those with the lowest bounds on their passes are tried first, so that later ones are refuted by theirs.
+    Those to search (``_in_turn``) are searched, others tried near to the first plan and to the fastest
+    before. If one of those saves most, it is searched last.
     """
-    of_stack, saved, best = dict[str, Change](), 0.0, None
-    for one in _launchers(problem):
-        if not one.problem.places_stages:
-            of_stack.setdefault(launcher_capabilities(one.problem.launcher).framework, one)
-    far = _worth_a_search([*of_stack.values()], profile)
-    for change in (*far, *(one for one in of_stack.values() if one not in far)):
+    of_stacks, saved, best = _of_each_stack(problem), 0.0, None
+    far, known = set[str](), list[Configuration]()
+    for change, floor_s, is_far in _in_turn(of_stacks, profile):
         look()
+        if is_far:
+            far.add(change.problem.launcher)
+        if floor_s > _worth_s(problem, change, answer, saved):
+            continue
         plans, proved = list[_Best](), False
-        if change in far:
+        if is_far:
             plans, proved = _proved(problem, change, profile, answer, searches, saved=saved)
         if not proved:
-            plans = _nearby(problem, change, profile, answer, saved=saved)
+            plans = _nearby(problem, change, profile, answer, saved=saved, known=known)
         for plan in plans[:1]:
             lever = _lever(problem, answer, change, plan)
-            saved, best = lever.saves, None if proved else change
+            saved, best, known = lever.saves, None if proved else change, [plan.config]
             yield lever
-    preferred = next(iter(of_stack.values()), None)
-    if not saved and preferred not in far:
-        best = preferred
+    if of_stacks and not saved and of_stacks[0].problem.launcher not in far:
+        best = of_stacks[0]
     if best is not None:
         plans, _ = _proved(problem, best, profile, answer, searches)
         yield from (_lever(problem, answer, best, plan) for plan in plans[:1])
 
 
+def _of_each_stack(problem: Problem) -> list[Change]:
+    """Return the launchers to try: of each framework the preferred one."""
+    found = dict[str, Change]()
+    for one in _launchers(problem):
+        if not one.problem.places_stages:
+            found.setdefault(launcher_capabilities(one.problem.launcher).framework, one)
+    return [*found.values()]
+
+
 _FEW_STAGED = 2000  # candidates with stages, over all settings of switches: a search takes about 0.1 s
+_FEW_BOUNDED = 5000  # candidates under each setting, of launchers whose passes have a bound
 
 
-def _worth_a_search(changes: Sequence[Change], profile: Profile) -> list[Change]:
-    """Return the launchers with stages to search, the one with the lowest bound on its passes first.
+def _in_turn(changes: Sequence[Change], profile: Profile) -> list[tuple[Change, float, bool]]:
+    """Return launchers with what no step of theirs takes less than, s, and whether to search them.
 
-    These are the first one and every one with few candidates: the best plan may be far from the answer's.
+    The best plan may be far from the answer's. The one with the lowest bound on its passes comes first and
+    is searched, and so is every one with few candidates; those without a bound come last.
     """
     known = list[tuple[float, bool, Change]]()
-    for one in (one for one in changes if _has_stages(one.problem)):
+    for one in changes:
         look()
-        groups = _groups_of(one, profile)
-        floor = min(_least_pass_gpu_s(some) for some in groups)
-        few = estimated_outer(one.problem) * sum(map(len, groups)) <= _FEW_STAGED
-        known.append((floor or inf, few, one))
-    known.sort(key=lambda one: one[0])
-    return [one for at, (floor, few, one) in enumerate(known) if few or (at == 0 and floor < inf)]
+        groups, outer = _groups_of(one, profile), estimated_outer(one.problem)
+        floor_s = min(_least_pass_gpu_s(some) for some in groups) / usable_gpus(one.problem)
+        staged_few = _has_stages(one.problem) and outer * sum(map(len, groups)) <= _FEW_STAGED
+        few = staged_few or (floor_s > 0.0 and outer <= _FEW_BOUNDED)
+        known.append((floor_s, few, one))
+    known.sort(key=lambda one: one[0] or inf)
+    return [
+        (one, floor_s, few or (at == 0 and floor_s > 0.0)) for at, (floor_s, few, one) in enumerate(known)
+    ]
 
 
 def _least_pass_gpu_s(variants: Sequence[Variant]) -> float:
@@ -692,7 +728,8 @@ def _reduced_in(problem: Problem) -> str:
 def other_launchers(problem: Problem) -> Iterator[Problem]:
     """Yield the question under every other launcher that can express it and may be faster.
 
-    Of those with one stack none is, but for one that places stages on unlike nodes.
+    Of those with its own launcher's stack only those are that are preferred to it, or that place stages on
+    unlike nodes.
     """
     own = launcher_capabilities(problem.launcher)
     options = replace(
@@ -700,9 +737,12 @@ def other_launchers(problem: Problem) -> Iterator[Problem]:
     )  # fmt: skip
     if problem.launcher in ("none", "any"):
         return
-    for name in preferred(problem)[1]:
+    names = preferred(problem)[1]
+    better = names[: names.index(problem.launcher)]
+    for name in names:
         able, other = launcher_capabilities(name), replace(problem.under(name), options=options)
-        alike = able.framework == own.framework and not (other.places_stages and not problem.places_stages)
+        places = other.places_stages and not problem.places_stages
+        alike = able.framework == own.framework and name not in better and not places
         if name in ("none", problem.launcher) or alike:
             continue
         if next(launcher_faults(other, name), None) is None:
@@ -719,13 +759,22 @@ _UNCERTAIN = 0.03  # of a step: what the simulation may add to the closed form, 
 
 
 def _nearby(
-    problem: Problem, change: Change, profile: Profile, answer: Answer, *, saved: float = 0.0
+    problem: Problem,
+    change: Change,
+    profile: Profile,
+    answer: Answer,
+    *,
+    saved: float = 0.0,
+    known: Sequence[Configuration] = (),
 ) -> list[_Best]:
-    """Return plans near to the first one, the best first; ``saved`` as in ``_proved``."""
+    """Return plans near to the first one and to those known, the best first.
+
+    ``saved``: as in ``_proved``.
+    """
     descents, most_s = list[_Descent](), _worth_s(problem, change, answer, saved)
     for changed in (change.problem, *change.also):
         ways = _ways(changed, answer)
-        starts = _starts(problem, changed, answer) if ways else []
+        starts = _starts(problem, changed, answer, known) if ways else []
         descents += [_Descent.begun(way, profile_of_variant(way, profile), starts) for way in ways]
     return sorted(
         (plan for descent in _leading(descents) for plan in descent.plans(most_s)),
@@ -772,7 +821,9 @@ def _ways(problem: Problem, answer: Answer) -> list[Problem]:
     return found
 
 
-def _starts(problem: Problem, changed: Problem, answer: Answer) -> list[Configuration]:
+def _starts(
+    problem: Problem, changed: Problem, answer: Answer, known: Sequence[Configuration]
+) -> list[Configuration]:
     """Return configurations to begin with: the first plan, its other chunks, and what a person would try.
 
     Not the other plans, for levers do not depend on how many are asked for.
@@ -782,7 +833,8 @@ def _starts(problem: Problem, changed: Problem, answer: Answer) -> list[Configur
         first = replace(first, zero_stage=max(able.zero_stages))
     numbers = dict.fromkeys((first.num_gpus, usable_gpus(changed)))  # a change may need those that are idle
     replicated = [_with_replicas(first, num_gpus) for num_gpus in numbers]
-    own = [settle(changed, one) for one in (*replicated, *_chunked(first, changed.model.num_layers))]
+    chunked = _chunked(first, changed.model.num_layers)
+    own = [settle(changed, one) for one in (*replicated, *chunked, *known)]
     configs = [one for one in own if one is not None]
     configs += [one for num_gpus in numbers for one in usual_meshes(changed, num_gpus)]
     opened = {*changed.options.allow}.difference(problem.options.allow)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -31,12 +32,14 @@ def without_pandas() -> ModuleType:
     Raises:
         ImportError: OR-Tools is not installed.
     """
-    known = sys.modules.get("pandas")
+    known, flags = sys.modules.get("pandas"), sys.getdlopenflags()
     if known is None:
         sys.modules["pandas"] = _TypesAlone("pandas")
+    sys.setdlopenflags(os.RTLD_LAZY)  # functions of a hundred libraries: found as they are called
     try:
         from ortools.sat.python import cp_model  # noqa: PLC0415 (it takes a third of a second)
     finally:
+        sys.setdlopenflags(flags)
         if known is None:
             del sys.modules["pandas"]
     return cp_model

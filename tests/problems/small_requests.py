@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 from meshwright.profiles.capabilities import Capabilities, launcher_capabilities
+from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.configuration import Columns, Configuration
@@ -59,15 +60,19 @@ def a_small_request(launcher: str, random: Random) -> Problem | None:
         work |= {"base_precision": "nf4"}
     if method == "optimizer":
         work |= {"optimizer": random.choice(able.optimizers or OPTIMIZERS)}
-    problem = parse_problem(
-        {
-            "model": random.choice(MODELS),
-            "cluster": {"groups": [group]},
-            "workload": work,
-            "launcher": launcher,
-            "search": {"top_k": 1, "certify": "none", "allow": ["offload"] if method == "offload" else []},
-        }
-    )
+    raw = {
+        "model": random.choice(MODELS),
+        "cluster": {"groups": [group]},
+        "workload": work,
+        "launcher": launcher,
+        "search": {"top_k": 1, "certify": "none", "allow": ["offload"] if method == "offload" else []},
+    }
+    try:
+        problem = parse_problem(raw)
+    except InvalidProblemError as refused:
+        if {one.pointer for one in refused.errors} != {"/workload/precision"}:
+            raise
+        return None  # fp16 under an optimizer of bf16 weights
     return None if list(problem_faults(problem, able)) else problem
 
 

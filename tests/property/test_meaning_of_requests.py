@@ -45,7 +45,7 @@ PARTS = 5
 ROUNDING = 1 + 1e-9
 RANKING = 1 + 1e-7  # scores are compared in whole nanoseconds
 MEMORY_STEP = 0.04  # between two points of a front (docs/requests.md)
-# torchrun starts fewer ranks on the last node under these (launchers.html of the site, what each launcher runs)
+# torchrun starts their ranks, fewer on the last node
 SHORT_LAST_NODES = {
     "megatron-lm", "megatron-bridge", "deepspeed", "torchtitan", "axolotl", "llama-factory", "none",
 }  # fmt: skip
@@ -177,7 +177,7 @@ def everything(problem: Problem, answer: Answer) -> list[Tried]:
 def listed(problem: Problem, some: list[Tried], by: list[Tried]) -> list[Tried]:
     """Those that may be listed: on fewer GPUs they are faster than every one in ``by`` on the most usable.
 
-    Of diverse ones on fewer GPUs each is the best of its mesh.
+    Of diverse ones on fewer GPUs each is the best of its mesh: of one rank with any ZeRO stage.
     """
     if problem.options.gpus == "fewest" or not leaves_nodes_open(problem):
         return some
@@ -190,7 +190,9 @@ def listed(problem: Problem, some: list[Tried], by: list[Tried]) -> list[Tried]:
     for one in some:
         (idle if one.config.num_gpus < on_most[launcher_and_work(one)] else on_all).append(one)
     best = {mesh(one): one for one in sorted(idle, key=lambda one: -one.score)}
-    faster = (one for one in (best.values() if problem.options.diverse else idle)
+    alike = [one for one in idle if one.score == best[mesh(one)].score
+             and layout_of(one) == layout_of(best[mesh(one)])]  # fmt: skip
+    faster = (one for one in (alike if problem.options.diverse else idle)
               if one.score < least[launcher_and_work(one)])  # fmt: skip
     return [*on_all, *faster]
 

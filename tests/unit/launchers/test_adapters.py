@@ -404,6 +404,39 @@ def test_adapters_for_any_launcher_are_written_by_the_names_of_each(launcher: st
     assert said in texts["trl_sft.yaml" if launcher == "trl" else "plan_args.sh"]
 
 
+@pytest.mark.parametrize(
+    ("model", "layers"),
+    [
+        ("deepseek-v2-lite", "linear_q_proj,linear_kv_down_proj,linear_kv_up_proj"),
+        ("deepseek-v3", "linear_q_down_proj,linear_q_up_proj,linear_kv_down_proj,linear_kv_up_proj"),
+    ],
+)
+def test_latent_attention_is_adapted_by_the_names_of_its_layers(model: str, layers: str) -> None:
+    found = tuned("megatron-bridge", lora_targets=("linear_qkv", "linear_proj"))
+    problem = replace(found.problem, model=find_model(model))
+    layout = replace(found.plan.config, stage_layers=(problem.model.num_layers,))
+    texts = export(replace(found.plan, config=layout), problem, "megatron-bridge").files
+    assert f"peft.target_modules=[{layers},linear_proj]" in texts["plan_args.sh"]
+    read = read_launch_files(Source(name="launch.sh", text=texts["launch.sh"], files=texts))
+    assert read.workload.lora_targets == ("linear_qkv", "linear_proj")
+
+
+def test_each_routed_expert_has_an_adapter_under_megatron_bridge_or_none() -> None:
+    found = tuned("megatron-bridge", lora_targets=("linear_qkv", "linear_fc1"))
+    problem = replace(found.problem, model=find_model("mixtral-8x7b"))
+    layout = replace(found.plan.config, stage_layers=(problem.model.num_layers,))
+    found = replace(found, problem=problem, plan=replace(found.plan, config=layout))
+    texts = files(found)
+    assert "peft.share_expert_adapters=false" in texts["plan_args.sh"]
+    read = read_launch_files(Source(name="launch.sh", text=texts["launch.sh"], files=texts))
+    assert read.workload.lora_targets == ("linear_qkv", "linear_fc1")
+    with pytest.raises(RefusedExportError, match=r"linear_proj; launcher_version 0\.5 or later"):
+        export(found.plan, problem, "megatron-bridge", version="0.4")
+    whole = replace(problem.workload, framework_options={"dora": True})
+    with pytest.raises(RefusedExportError, match=r"Allowed: linear_qkv, linear_proj$"):
+        files(replace(found, problem=replace(problem, workload=whole)))
+
+
 def test_layers_that_peft_has_no_name_for_are_refused_with_those_that_it_has() -> None:
     with pytest.raises(RefusedExportError, match="trl has no modules called linear_qkv"):
         files(tuned("trl", lora_targets=("linear_qkv",)))

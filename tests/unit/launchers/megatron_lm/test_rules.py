@@ -112,9 +112,7 @@ PAIRS = [
     # 8 GPUs hold dp 8, not dp 9.
     pair(case(config=replace(ONE, data_parallel_size=8), num_nodes=1),
          case(config=replace(ONE, data_parallel_size=9), num_nodes=1), "config.data_parallel_size", "8"),
-    # 3 GPUs fit into a node of 8; 9 GPUs are one node and a part of another.
-    pair(case(config=replace(ONE, data_parallel_size=3)),
-         case(config=replace(ONE, data_parallel_size=9)), "config.data_parallel_size", "8 or 16 GPUs"),
+    # 2 ranks are one of the nodes; 6 are both, of 2 and 4 GPUs.
     pair(two_kinds_of_nodes(replace(ONE, data_parallel_size=2)),
          two_kinds_of_nodes(replace(ONE, data_parallel_size=6)), "config.data_parallel_size", None),
     # Two GPUs of one node are near each other; those of two nodes of one GPU each are not.

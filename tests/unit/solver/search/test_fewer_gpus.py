@@ -87,7 +87,7 @@ def test_where_no_plan_fits_on_all_gpus_as_many_are_listed_as_are_asked_for() ->
     problem = a_problem(
         model=find_model("qwen3-8b"), cluster=a_cluster(num_nodes=3), batch=24, certify="none", top_k=3,
         pin={"context_parallel_size": 1, "zero_stage": 0},
-        constraints=(f"num_gpus < 24 or {sizes} == 1", f"num_gpus != 16 or {on_16}"),
+        constraints=("num_gpus % 8 == 0", f"num_gpus < 24 or {sizes} == 1", f"num_gpus != 16 or {on_16}"),
     )  # fmt: skip
     assert answer_to(on_gpus(problem, (24,))).status == "infeasible"
     found = answer_to(problem)
