@@ -15,7 +15,8 @@ absence: the rank of a large chunk works all its micro-batches on it, then turns
 The weights are found by fictitious play (Robinson 1951, An iterative method of solving a game): the longest
 path of the average split joins the average of paths, and the split that is best against that average joins
 the average of splits. Every average on the way is a valid bound, so the largest one counts. Parts of a box
-begin with its averages, and rows with pipelines of one shape with those of the row before them.
+begin with its averages, and rows with pipelines of one shape with those of the row before them. A row with
+no shorter passes than another one's (``branch.dominators``) is bounded by that first.
 """
 
 from __future__ import annotations
