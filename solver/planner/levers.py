@@ -25,6 +25,7 @@ import numpy as np
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import framework_facts, with_options, with_options_if_legal
 from meshwright.profiles.profile import Profile, framework_of
+from meshwright.profiles.sequences import Batching
 from meshwright.profiles.storage import BasePrecision, storage_of
 from meshwright.profiles.switches import EVERY_SWITCH, Setting, Switch, switches
 from meshwright.solver.answer import Answer, Lever, Plan, Prediction, settled_problem
@@ -124,8 +125,8 @@ def levers_of(
         profile: its costs.
         answer: its plans.
         watch: its time; what is not tried before it ends is left out.
-        looks: the work of all searches of changes, and twice as much of other launchers. Where it ends a
-            search, what is near counts.
+        looks: the work of all searches of changes, as much of batches, and twice as much of launchers.
+            Where it ends a search, what is near counts.
     """
     if not has_levers(problem, answer):
         return ()
@@ -133,7 +134,7 @@ def levers_of(
     with watch.cut():
         if not is_plain(problem):
             return in_order(_saving_energy(own, profile, answer))
-        searches = WorkWatch(looks=looks)
+        searches, of_batches = WorkWatch(looks=looks), WorkWatch(looks=looks)
         recipes = [*_published(own, profile, answer)]
         found += [lever for lever, _ in recipes]
         for change in changes_of(own):
@@ -143,7 +144,8 @@ def levers_of(
             elif change.kind == "launcher":
                 plans = []  # ``_of_launcher`` tries them below
             elif _is_searched(change) or (change.kind == "batch" and _leaves_idle(own, answer)):
-                plans = _far(own, change, profile, answer, searches)
+                work = of_batches if change.kind == "batch" else searches
+                plans = _far(own, change, profile, answer, work)
             elif change.kind == STANDALONE_STAGES:
                 plans = _with_ends_alone(own, change, profile, answer)
             else:
@@ -198,11 +200,11 @@ def has_levers(problem: Problem, answer: Answer) -> bool:
 
 
 def in_order(levers: Iterable[Lever]) -> tuple[Lever, ...]:
-    """Return the levers that are worth naming, the best first, and of each kind's twins the best."""
-    best = dict[str, Lever]()
+    """Return the levers that are worth naming, the best first, and of each kind and field the best."""
+    best = dict[tuple[str, ...], Lever]()
     for one in sorted(levers, key=lambda one: (-one.saves, one.change)):
         if one.saves > worth_of(one.kind):
-            best.setdefault(one.kind, one)
+            best.setdefault((one.kind, *one.settings), one)
     return tuple(best.values())
 
 
@@ -284,7 +286,7 @@ def changes_of(problem: Problem) -> Iterator[Change]:
     yield from _bases(problem)
     yield from _switched(problem)
     yield from _batches(problem)
-    yield from _packing(problem)
+    yield from _batchings(problem)
     yield from _offload(problem)
     yield from _layouts(problem)
     yield from _launchers(problem)
@@ -521,7 +523,7 @@ def _neighbours(problem: Problem, profile: Profile, answer: Answer, find: _Find)
     def distance(lever: Lever) -> int:
         return sum(abs(int(lever.settings[path]) - own[path]) for path in lever.settings)
 
-    for changes in (_near_batches(problem), _near_lengths(problem)):
+    for changes in (_near_lengths(problem), _near_batches(problem)):  # lengths take less work
         found, most = list[Lever](), 0.0
         for change in changes:
             look()
@@ -566,18 +568,29 @@ def _near_lengths(problem: Problem) -> list[Change]:
     ]
 
 
-def _packing(problem: Problem) -> Iterator[Change]:
+_BATCHINGS: dict[Batching, tuple[str, str]] = {
+    "packing": ("packed sequences", "several documents in a sequence, more of them in a step: results"),
+    "padding": ("padded sequences", "one document in a sequence: results"),
+    "padding_to_longest": (
+        "sequences as long as their micro-batch needs",
+        "one document in a sequence: results",
+    ),
+}
+
+
+def _batchings(problem: Problem) -> Iterator[Change]:
+    """Yield other ways to make sequences of documents: some pack them into micro-batches of one alone."""
     work, able = problem.workload, launcher_capabilities(problem.launcher)
-    if work.lengths is None or work.lengths.batching == "packing" or "packing" not in able.batchings:
-        return
-    lengths = replace(work.lengths, batching="packing")
-    yield Change(
-        kind="packing",
-        words="packed sequences",
-        effect="several documents in a sequence, more of them in a step: results",
-        problem=replace(problem, workload=replace(work, lengths=lengths)),
-        settings={"workload.lengths.batching": "packing"},
-    )
+    for batching, (words, effect) in _BATCHINGS.items():
+        if work.lengths is not None and batching != work.lengths.batching and batching in able.batchings:
+            lengths = replace(work.lengths, batching=batching)
+            yield Change(
+                kind="packing",
+                words=words,
+                effect=effect,
+                problem=replace(problem, workload=replace(work, lengths=lengths)),
+                settings={"workload.lengths.batching": batching},
+            )
 
 
 def _offload(problem: Problem) -> Iterator[Change]:
@@ -690,7 +703,7 @@ def _of_each_stack(problem: Problem) -> list[Change]:
 
 
 _FEW_STAGED = 2000  # candidates with stages, over all settings of switches: a search takes about 0.1 s
-_FEW_BOUNDED = 5000  # candidates under each setting, of launchers whose passes have a bound
+_FEW_BOUNDED = 5000  # candidates under each setting, where there are no stages or passes have a bound
 
 
 def _in_turn(changes: Sequence[Change], profile: Profile) -> list[tuple[Change, float, bool]]:
@@ -705,7 +718,8 @@ def _in_turn(changes: Sequence[Change], profile: Profile) -> list[tuple[Change, 
         groups, outer = _groups_of(one, profile), estimated_outer(one.problem)
         floor_s = min(_least_pass_gpu_s(some) for some in groups) / usable_gpus(one.problem)
         staged_few = _has_stages(one.problem) and outer * sum(map(len, groups)) <= _FEW_STAGED
-        few = staged_few or (floor_s > 0.0 and outer <= _FEW_BOUNDED)
+        bounded = floor_s > 0.0 or not _has_stages(one.problem)
+        few = staged_few or (bounded and outer <= _FEW_BOUNDED)
         known.append((floor_s, few, one))
     known.sort(key=lambda one: one[0] or inf)
     return [

@@ -19,13 +19,14 @@ import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import default_profile
+from meshwright.profiles.sequences import BATCHINGS
 from meshwright.service.cli.problem_options import request_of
 from meshwright.service.report.sentences import option_words
 from meshwright.service.requests.fields import OPTIONS
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.planner.launchers import ask_and_compare
-from meshwright.solver.planner.levers import _of_fewer_bits, changes_of, rounder, worth_of
+from meshwright.solver.planner.levers import _STATES, _of_fewer_bits, changes_of, rounder, worth_of
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.planner.recipes import fastest_recipe
 from meshwright.solver.problem import Problem
@@ -52,7 +53,6 @@ LAUNCHERS = (
     "nanotron",
 )
 FINE_TUNERS = ("trl", "axolotl", "llama-factory-accelerate", "llama-factory", "ms-swift", "accelerate")
-BATCHINGS = ("packing", "padding", "padding_to_longest")
 ROUNDING = 1e-9
 OF_EXPERTS: Mapping[str, Any] = {  # a published recipe of Megatron-LM states its options
     "model": {"name": "qwen3-30b-a3b"},
@@ -338,6 +338,36 @@ def test_nothing_that_is_asked_instead_beats_an_answer_that_does_not_name_it(see
             # a second change beside a named one may save a little more
             most = max([worth_of(names[0]), *(named[name] + 0.01 for name in names if name in named)])
             assert saved <= most + ROUNDING, (names, other)
+
+
+def _tunings(raw: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Other dtypes of what is frozen and trained, and other sequences of the same documents."""
+    work = raw["workload"]
+    for name in ("bf16", "int8", "nf4") if "lora_rank" in work else ():
+        yield "base_precision", {"workload.base_precision": name}
+    for name in _STATES:
+        yield "optimizer", {"workload.optimizer": name}
+    for name in BATCHINGS if "lengths" in work else ():
+        yield "packing", {"workload.lengths.batching": name}
+
+
+@pytest.mark.parametrize("seed", range(draws(1, of_more=2)))
+def test_no_dtype_or_batching_beats_a_fine_tuning_that_does_not_name_it(seed: int) -> None:
+    """Each is asked by itself, to the proof."""
+    raw = tuned(seed)
+    problem, answer = compared(raw)
+    if not answer.ranking:
+        return
+    now = per_token(problem, answer.ranking[0])
+    named = {one.kind: one.saves for one in reversed(answer.levers)}
+    for kind, settings in _tunings(raw):
+        try:
+            changed = parse_problem(pasted(raw, settings))
+        except InvalidProblemError:
+            continue
+        found = ask(changed, default_profile(changed.cluster, changed.priced_as))
+        saved = 1.0 - min((per_token(changed, one) for one in found.ranking), default=now) / now
+        assert saved <= max(worth_of(kind), named.get(kind, 0.0) + 0.01) + 0.002, (kind, settings, raw)
 
 
 def asked_of(
