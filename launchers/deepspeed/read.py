@@ -92,7 +92,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         elif group != SWAPPED_GROUP:
             fields.note(f"sub_group_size {group:g} is predicted as {SWAPPED_GROUP}: states are away")
     for name in fields.unread():
-        strict = name.partition(".")[0] in _STRICT and fields.raw(name) != "auto"
+        strict = name.partition(".")[0] in _STRICT and fields.peek(name) != "auto"
         if strict and name not in flag_names("deepspeed"):
             why = "is not a key of its section, and DeepSpeed 0.19.8 stops there"
             fields.fault(name, why, allowed=passing(name))

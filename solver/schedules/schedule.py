@@ -29,6 +29,7 @@ BYPASSES_SYNC = ("zb_1p", "zb_2p", "zb_h1", "zb_h2", "zb_v")  # ranks do not wai
 ANY_COUNT = ("looped_bfs", *V_SHAPED)  # several chunks a rank, and any number of micro-batches
 IN_GROUPS = ("interleaved_1f1b", "interleaved_zb")  # micro-batches in whole groups of one for each stage
 _MANY = 2**20
+_ENDLESS = 2**40  # micro-batches
 # Least and most chunks a rank, by schedule; what is not here has one.
 _CHUNKS = {
     "interleaved_1f1b": (2, _MANY), "looped_bfs": (2, _MANY), "interleaved_zb": (2, _MANY),
@@ -151,19 +152,30 @@ def in_flight(columns: Columns) -> IntArray:
     their limit; a V-shaped rank 2 p half stages, ``2 p - 1 - r`` of its first chunk and ``r + 1`` of the
     other.
     """
-    p, v = columns.pipeline_parallel_size, columns.virtual_pipeline_size
-    m, schedule = columns.num_microbatches[:, None], columns.pipeline_schedule
+    shapes, shape = shapes_of(columns)  # few among many rows
+    return np.minimum(columns.num_microbatches[:, None], room_of(*shapes.T).take(shape, axis=0))
+
+
+def shapes_of(columns: Columns) -> tuple[IntArray, IntArray]:
+    """Return the distinct stages, chunks a rank and schedules, (k, 3), and each row's place there, (n,)."""
+    v, schedule = columns.virtual_pipeline_size, columns.pipeline_schedule
     most = int(v.max(initial=1)) + 1
-    pair = p * most + v
-    pairs = np.flatnonzero(np.bincount(pair))  # few among many rows
+    keys, shape = np.unique(
+        (columns.pipeline_parallel_size * most + v) * len(SCHEDULES) + schedule, return_inverse=True
+    )
+    pairs, schedule = np.divmod(keys, len(SCHEDULES))
+    return np.stack([*np.divmod(pairs, most), schedule], axis=1), shape
+
+
+def room_of(p: IntArray, v: IntArray, schedule: IntArray) -> IntArray:
+    """Return ``in_flight`` of shapes with endless micro-batches, (k, C); arguments are (k,)."""
+    p, v, schedule = p[:, None], v[:, None], schedule[:, None]
     chunk = np.arange(int((p * v).max(initial=1)))[None, :]
-    room = _alternating(pairs[:, None] // most, pairs[:, None] % most, chunk)
-    room = room.take(np.searchsorted(pairs, pair), axis=0)
+    room = _alternating(p, v, chunk)
     if _OWN_COUNT[schedule].any():
-        own = _zero_bubble(schedule[:, None], p[:, None], v[:, None], room)
-        own = np.where(_ALL_HELD[schedule][:, None], m, own)
-        room = np.where(chunk < (p * v)[:, None], own, 0)
-    return np.minimum(m, room)
+        room = np.where(_ALL_HELD[schedule], _ENDLESS, _zero_bubble(schedule, p, v, room))
+        room = np.where(chunk < p * v, room, 0)
+    return room
 
 
 def _alternating(p: IntArray, v: IntArray, chunk: IntArray) -> IntArray:

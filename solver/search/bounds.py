@@ -53,6 +53,7 @@ from meshwright.solver.schedules.schedule import (
     runs_all_forward_first,
     splits_backward,
 )
+from meshwright.solver.search.memory_limits import Runs
 from meshwright.solver.search.rows import Rows
 
 # --------------------------------------------------------------------------------------------------
@@ -77,21 +78,17 @@ class Early(NamedTuple):
         micro-batches in flight, are the larger ones. The last chunk of the last rank may be smaller still:
         there every layer is counted as if it sat in the first.
         """
-        held, prices, p, v = rows.held, rows.prices, rows.p[:, None], rows.v[:, None]
-        rank, chunk = np.arange(int(p.max(initial=1)))[None, :], np.arange(int(v.max(initial=1)))
-        index = np.minimum(chunk * p[:, :, None] + rank[:, :, None], held.shape[1] - 1)
-        there = (chunk < v[:, :, None]) & (rank < p)[:, :, None]
-        own = np.take_along_axis(held, index.reshape(len(held), -1), axis=1).reshape(index.shape)
-        own = np.where(there, own, 0).astype(np.float64)
-        passes, last = own.sum(axis=2), p == rank + 1
-        more = np.where(there, np.cumsum(own, axis=2) - (chunk + 1) * (passes / v)[:, :, None], 0.0)
-        loose = last & (v > 1)
-        final = own[np.arange(len(own)), :, rows.v - 1] * prices.forward_s[:, -1:]
+        runs, prices, v = Runs.of(rows), rows.prices, rows.v[:, None]
+        rank, first = np.arange(int(rows.p.max(initial=1)))[None, :], runs.held[:, 0]
+        passes, last = runs.together, rows.p[:, None] == rank + 1
+        so_far, chunks = np.cumsum(runs.held * runs.chunks, axis=1), np.cumsum(runs.chunks, axis=1)
+        more = (so_far - chunks * (passes / v)[:, None]).max(axis=1)
+        loose, final = last & (v > 1), runs.last_held[:, None] * prices.forward_s[:, -1:]
         other_s = prices.every_forward_s[:, None] * passes + np.where(last, final, 0.0)
         return cls(
-            slope=np.where(loose, own[:, :, 0], passes / v),
-            offset=np.where(loose, 0.0, more.max(axis=2)),
-            other_s=other_s + (rank == 0) * own[:, :, 0] * prices.forward_s[:, -2:-1],
+            slope=np.where(loose, first, passes / v),
+            offset=np.where(loose, 0.0, more),
+            other_s=other_s + (rank == 0) * first * prices.forward_s[:, -2:-1],
         )
 
     @classmethod

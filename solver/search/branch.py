@@ -18,7 +18,7 @@ that are not refuted are kept side by side and simulated together. A rank's patt
 alone before they are crossed with those splits: most of them are too slow whatever the others are.
 
 Memory is left aside until all ranks are known, so that a proof also holds for every row of the same shape
-with passes that are no shorter (``proof.dominates``).
+with passes that are no shorter (``dominators``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import numpy as np
 
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import SCHEDULES, BoolArray, FloatArray, IntArray
-from meshwright.solver.cost.stages import Stages, assemble
+from meshwright.solver.cost.stages import OF_EVERY_RANK, Stages, assemble
 from meshwright.solver.schedules.orders import automatic_finish_of_many_s
 from meshwright.solver.schedules.schedule import AUTOMATIC, BYPASSES_SYNC
 from meshwright.solver.schedules.simulate import finish_of_many_s
@@ -176,6 +176,25 @@ def is_branchable(row: Rows, target_s: float) -> bool:
 def _spare(most: IntArray, row: Rows) -> int:
     """Return how many extra layers the ranks could hold; below 0 none can beat the time."""
     return int(most.sum()) - row.layout.num_layers
+
+
+def dominators(rows: Rows, other: int) -> BoolArray:
+    """Mark the rows on which no split takes longer than on row ``other``, (n,)."""
+    columns, prices, layers = rows.columns, rows.prices, rows.columns.recompute_layers
+    same = ("pipeline_parallel_size", "virtual_pipeline_size", "num_microbatches", "pipeline_schedule")
+    each = [getattr(columns, name) for name in same]
+    alike = np.logical_and.reduce([values == values[other] for values in each])
+    alike &= ~rows.makes_order & ((layers == 0) | (layers == layers[other]))
+    index = np.flatnonzero(alike)
+    names = ("forward_s", "backward_s", "weight_gradient_s", "tail_s", *OF_EVERY_RANK)
+    seconds = [getattr(prices, name) for name in names]
+    seconds.append(prices.backward_s - prices.weight_gradient_s)
+    seconds.append(np.where(layers[:, None] == 0, 0.0, prices.replay_s))
+    for one in (values.reshape(len(rows), -1) for values in seconds):
+        index = index[(one[index] <= one[other]).all(axis=1)]
+    found = np.zeros(len(rows), dtype=np.bool_)
+    found[index] = True
+    return found
 
 
 class SplitBound(NamedTuple):

@@ -354,14 +354,16 @@ class Frontier:
         most = max(_PRIMES, min(self.top_k + _MORE, _MOST_PRIMES))
         promising = self._solved_first(most, interrupted)
         for start in range(0, len(promising), _TOGETHER):
-            solved = self.solve(promising[start : start + _TOGETHER])
+            if promising[start][0] > self.cutoff_s:
+                break
+            solved = self.solve([row for _, row in promising[start : start + _TOGETHER]])
             for one in sorted(solved, key=lambda one: (one.bound_s, one.row)):
                 if one.bound_s > self.cutoff_s or interrupted(self):
                     break
                 self.simulate(one.row)
 
-    def _solved_first(self, most: int, interrupted: Interrupt) -> list[int]:
-        """Return promising rows by their splits' bounds, which are quick for layers of one kind."""
+    def _solved_first(self, most: int, interrupted: Interrupt) -> list[tuple[float, int]]:
+        """Return promising rows with their splits' bounds, which are quick for layers of one kind."""
         order, best = self._order[: _MOST_LOOKS * _LOOKED_AT], dict[Layout, tuple[float, int]]()
         order = self._simple(order)
         for start in range(0, min(len(order), _LOOKED_AT), _TRIED):
@@ -377,7 +379,7 @@ class Frontier:
             layouts = self._layouts(index)
             for layout, bound, row in zip(layouts, bounds.tolist(), index.tolist(), strict=True):
                 best[layout] = min(best.get(layout, (np.inf, row)), (bound, row))
-        return [row for _, row in sorted(best.values())[:most]]
+        return sorted(best.values())[:most]
 
     def _simple(self, order: IntArray) -> IntArray:
         """Return rows with chunks of one size, the first of those that differ in shard sets or counts.

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache, cached_property
 from typing import TypeVar
 
 import numpy as np
 
 from meshwright.solver.clock import look
-from meshwright.solver.configuration import BoolArray, FloatArray, IntArray
+from meshwright.solver.configuration import SCHEDULES, BoolArray, FloatArray, IntArray
 from meshwright.solver.cost.stages import EACH_RANK, workspace_bytes
+from meshwright.solver.schedules.schedule import V_SHAPED, room_of, shapes_of
 from meshwright.solver.search.rows import Rows
 
 
@@ -117,31 +119,71 @@ def room_beside_ends_bytes(
     return np.asarray(room)
 
 
-def _most_layers(rows: Rows, pp: int) -> IntArray:
-    """Return the layers that fit on each rank in its lightest chunks, (n, pp); -1 if too few fit.
-
-    Rows have one chunk per rank on up to pp ranks, or several on pp ranks; rows may differ in their number.
-    """
-    width, least = int(rows.v.max(initial=1)), rows.smallest_chunk
-    held = held_by_rank(rows, pp, width)
+def _most_layers(rows: Rows) -> IntArray:
+    """Return the layers that fit on each rank in its lightest chunks, (n, R); -1 if too few fit."""
+    runs, least, num_layers = Runs.of(rows), rows.smallest_chunk, rows.layout.num_layers
     kept = rows.least_kept_bytes[:, 0]
     states = rows.prices.state_bytes[:, :1] + _at_once(rows) * rows.prices.gradients_bytes[:, :1]
-    each = states[:, None] + kept[:, None, None] * held
-    each *= (np.arange(width)[None, :] < rows.v[:, None])[:, :, None]
-    room = room_bytes(rows, held) * _SAFETY
-    most = _balanced(each, room, rows.v, rows.layout.num_layers)
-    if width > 1 and rows.uneven_stages:  # the model's first chunk may hold fewer than its rank's others
-        first = room[:, :1] - (least * each[:, 0, 0])[:, None]
-        others = _balanced(each[:, 1:, :1], first, rows.v - 1, rows.layout.num_layers)
-        most[:, :1] = least[:, None] + others
-        most[:, 0] = np.where(first[:, 0] < 0.0, -1, most[:, 0])
-    most = np.where(room < 0.0, -1, np.minimum(most, rows.layout.num_layers))
+    each = states[:, None] + kept[:, None, None] * runs.held
+    room = room_beside_ends_bytes(rows, runs.together, runs.held[:, 0, 0], runs.last_held) * _SAFETY
+    most = _balanced(each, runs.chunks, room, rows.v, num_layers)
+    several = rows.v > 1
+    if rows.uneven_stages and several.any():
+        # the model's first chunk may hold fewer than its rank's others
+        first, others = room[:, :1] - (least * each[:, 0, 0])[:, None], runs.chunks[:, :, :1].copy()
+        others[:, 0] -= 1.0
+        more = _balanced(each[:, :, :1], others, first, rows.v - 1, num_layers)[:, 0]
+        most[:, 0] = np.where(several, np.where(first[:, 0] < 0.0, -1, least + more), most[:, 0])
+    most = np.where(room < 0.0, -1, np.minimum(most, num_layers))
     some = np.flatnonzero(rows.prices.ranks_in_turn)
-    for chunks in np.unique(rows.v[some]).tolist():
-        index = some[rows.v[some] == chunks]
-        ranks = InTurn.of(rows.take(index))
-        most[index[ranks.row], ranks.rank] = ranks.most(rows.layout.num_layers)
+    for _, _, index in groups_of_shape(rows.take(some)):
+        ranks = InTurn.of(rows.take(some[index]))
+        most[some[index][ranks.row], ranks.rank] = ranks.most(num_layers)
     return most
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Chunks of each rank in runs that have as many micro-batches in flight, the model's first ones first.
+
+    There are few: an interleaved rank has 2 p in flight, fewer in one chunk, and p in the others.
+    """
+
+    held: FloatArray  # (n, H, R) micro-batches in flight of each chunk of a run
+    chunks: FloatArray  # (n, H, R) of each run; 0: there is none
+    last_held: FloatArray  # (n,) of the model's last chunk
+
+    @cached_property
+    def together(self) -> FloatArray:
+        """Return the micro-batches in flight of all chunks of each rank, (n, R)."""
+        return np.asarray((self.held * self.chunks).sum(axis=1))
+
+    @classmethod
+    def of(cls, rows: Rows) -> Runs:
+        """Return the runs of all ranks of rows."""
+        shapes, shape = shapes_of(rows.columns)
+        found = [_runs_of(*one) for one in shapes.tolist()]
+        size = max(len(held) for held, _, _ in found), int(rows.p.max())
+        held, chunks = np.zeros((2, len(found), *size))
+        for at, (in_flight, number, _) in enumerate(found):
+            held[at, : len(in_flight), : in_flight.shape[1]] = in_flight
+            chunks[at, : len(in_flight), : in_flight.shape[1]] = number
+        last = np.array([one for _, _, one in found])
+        return cls(
+            held=np.minimum(held.take(shape, axis=0), rows.m[:, None, None]),
+            chunks=chunks.take(shape, axis=0),
+            last_held=np.minimum(last.take(shape), rows.m),
+        )
+
+
+@cache
+def _runs_of(p: int, v: int, schedule: int) -> tuple[FloatArray, FloatArray, float]:
+    """Return ``Runs`` of one shape of pipeline for endless micro-batches."""
+    room = room_of(*np.array([[p], [v], [schedule]])).astype(np.float64)
+    (every,) = by_rank(room, p, np.array([v > 1 and SCHEDULES[schedule] in V_SHAPED]))
+    run = np.cumsum(np.diff(every, axis=0, prepend=-1.0) != 0.0, axis=0) - 1  # (v, p)
+    runs = run == np.arange(int(run.max()) + 1)[:, None, None]
+    return (runs * every).max(axis=1), runs.sum(axis=1, dtype=np.float64), float(room[0, -1])
 
 
 def _at_once(rows: Rows) -> BoolArray:
@@ -150,37 +192,26 @@ def _at_once(rows: Rows) -> BoolArray:
     return np.asarray((in_turn > 0) & (np.arange(int(rows.p.max(initial=1))) >= in_turn))
 
 
-def _balanced(each: FloatArray, room: FloatArray, chunks: IntArray, num_layers: int) -> IntArray:
+def _balanced(
+    each: FloatArray, chunks: FloatArray, room: FloatArray, number: IntArray, num_layers: int
+) -> IntArray:
     """Count fitting layers if chunks differ by at most one and later ones, which hold less, are larger.
 
     Args:
-        each: bytes of a layer in each chunk of each rank, (n, C, ranks); 0 behind a rank's last.
-        room: bytes that each rank has left, (n, ranks).
-        chunks: of a rank, (n,).
+        each: bytes of a layer in each chunk of a run of each rank, (n, H, R).
+        chunks: of each run, (n, H, R); 0 where there is none.
+        room: bytes that each rank has left, (n, R).
+        number: of chunks of a rank, (n,).
         num_layers: of the model; no more are counted.
     """
-    round_bytes, count = np.maximum(each.sum(axis=1), 1.0), chunks[:, None]  # absent ranks may hold 0
+    whole, each = each * chunks, np.maximum(each, 1.0)  # absent ranks may hold 0
+    round_bytes, count = np.maximum(whole.sum(axis=1), 1.0), number[:, None]
     rounds = np.minimum(np.floor(np.maximum(room, 0.0) / round_bytes), num_layers)
-    rest = room - rounds * round_bytes
-    taken, more = np.zeros_like(room), np.zeros(room.shape, dtype=np.int64)
-    for chunk in range(each.shape[1] - 1, -1, -1):
-        taken += each[:, chunk]
-        more += taken <= rest
-    more = np.clip(more - (each.shape[1] - count), 0, count - 1)
-    return np.asarray(rounds.astype(np.int64) * count + more)
-
-
-def _alike(rows: Rows) -> Iterator[tuple[int, IntArray]]:
-    """Yield pp with some rows: of up to pp ranks with one chunk each, or of pp ranks with several.
-
-    They are few enough for the cache.
-    """
-    keys = np.where(rows.v > 1, rows.p, 0)
-    order = np.lexsort((rows.v, rows.p, keys))
-    for index in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1) if len(order) else ():
-        for start in range(0, len(index), _TOGETHER):
-            some = index[start : start + _TOGETHER]
-            yield int(rows.p[some[-1]]), some
+    rest, more = room - rounds * round_bytes, np.zeros_like(room)
+    for run in range(each.shape[1] - 1, -1, -1):
+        more += np.clip(np.floor(rest / each[:, run]), 0.0, chunks[:, run])
+        rest -= whole[:, run]
+    return np.asarray(rounds * count + np.clip(more, 0.0, count - 1), dtype=np.int64)
 
 
 def layer_caps(rows: Rows) -> Caps:
@@ -191,16 +222,18 @@ def layer_caps(rows: Rows) -> Caps:
     """
     least = np.zeros((len(rows), int(rows.p.max(initial=1))), dtype=np.int64)
     most = np.zeros_like(least)
-    for pp, index in _alike(rows):
+    order = np.argsort(rows.p, kind="stable")
+    for start in range(0, len(order), _TOGETHER):
         look()
+        index = order[start : start + _TOGETHER]
         group = rows.take(index)
-        low, high = (group.v * group.smallest_chunk)[:, None], _most_layers(group, pp)
+        low, high, ranks = (group.v * group.smallest_chunk)[:, None], _most_layers(group), int(group.p[-1])
         if not rows.uneven_stages:
             each, rest = np.divmod(rows.layout.num_layers, group.p * group.v)
             low = (group.v * each)[:, None]
             high = np.minimum(high, np.where(rest > 0, -1, group.v * each)[:, None])
-        there = np.arange(pp) < group.p[:, None]
-        least[index, :pp], most[index, :pp] = np.where(there, low, 0), np.where(there, high, 0)
+        there = np.arange(ranks) < group.p[:, None]
+        least[index, :ranks], most[index, :ranks] = np.where(there, low, 0), np.where(there, high, 0)
     return Caps(least=least, most=most)
 
 

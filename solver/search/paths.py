@@ -15,7 +15,8 @@ absence: the rank of a large chunk works all its micro-batches on it, then turns
 The weights are found by fictitious play (Robinson 1951, An iterative method of solving a game): the longest
 path of the average split joins the average of paths, and the split that is best against that average joins
 the average of splits. Every average on the way is a valid bound, so the largest one counts. Parts of a box
-begin with its averages, and rows with pipelines of one shape with those of the row before them.
+begin with its averages, and rows with pipelines of one shape with those of the row before them. A row with
+no shorter passes than another one's (``branch.dominators``) is bounded by that first.
 """
 
 from __future__ import annotations
@@ -32,13 +33,20 @@ from meshwright.solver.cost.stages import assemble, step_of_end_s
 from meshwright.solver.schedules.schedule import bypasses_sync, rank_of_chunk
 from meshwright.solver.schedules.simulate import Waves, longest_paths, waves_of
 from meshwright.solver.search.bounds import SAFETY, end_limit_s
-from meshwright.solver.search.branch import SimulationBudget, are_tried, most_layers_of, passes_of
+from meshwright.solver.search.branch import (
+    SimulationBudget,
+    are_tried,
+    dominators,
+    most_layers_of,
+    passes_of,
+)
 from meshwright.solver.search.rows import Rows
 
 _ROUNDS = 24  # longest paths that join the averages of a row before the next one is taken
 _MOST_ROUNDS = 480  # of one row
-_DIVIDED = 72  # paths in the average of a box before it is divided
+_DIVIDED = 60  # paths in the average of a box before it is divided
 _INHERITED = 24  # paths that this average counts for in the parts
+_NEARER = 0.1  # of the way from the best average to the latest one: the one between is mostly better
 # Shares of the way from the known bound to the target up to which all rows are raised in turn, so that the
 # effort raises the least bound first; more of them cost more than they spare.
 _STAGES = (0.85, 1.0)
@@ -275,8 +283,9 @@ class _Row:
     def raised(self, limit_s: float, effort: SimulationBudget) -> bool:
         """Raise the bounds of boxes below a limit; return whether more may follow."""
         known_s = self.least_s if len(self.end_s) else -np.inf
-        self._follow()
-        self._bound_by_best(np.flatnonzero(self.game.whole & (self.end_s < limit_s)))
+        whole = self.game.whole[: len(self.end_s)]
+        self._bound_by_best(np.flatnonzero(whole & (self.end_s < limit_s)))
+        self._follow(limit_s)
         if self.least_s > known_s:
             return True
         for _ in range(_ROUNDS):
@@ -291,12 +300,12 @@ class _Row:
             left = left[self.game.boxes.start[left] < len(self.most)]
             if len(left):
                 self.game.divide(left)
-                self._follow()
+                self._follow(limit_s)
         self.rounds += _ROUNDS
         return self.rounds < _MOST_ROUNDS
 
-    def _follow(self) -> None:
-        """Bound new boxes by the boxes that they are parts of, and by the best averages."""
+    def _follow(self, limit_s: float) -> None:
+        """Bound new boxes by the boxes that they are parts of, and below a limit by the best averages."""
         game = self.game
         while (known := len(self.end_s)) < len(game.boxes):
             late = np.flatnonzero(game.parent[known:] >= known)  # parts of boxes that are new themselves
@@ -304,7 +313,7 @@ class _Row:
             inherited = self.end_s[game.parent[new]] if known else np.full(len(new), -np.inf)
             there = game.boxes.take(new).within(self.most).are_there()
             self.end_s = np.concatenate([self.end_s, np.where(there, inherited, np.inf)])
-            self._bound_by_best(new[there])
+            self._bound_by_best(new[there & (inherited < limit_s)])
 
     def _bound_by_best(self, index: IntArray) -> None:
         index = index[self.game.turns[index] > 0]
@@ -322,9 +331,15 @@ class _Row:
         end_s, splits = self._bounds_of(index, game.paths[index])
         game.splits[index] += share * (splits - game.splits[index])
         game.turns[index] += 1
+        self._keep(index, end_s, game.paths[index])
+        nearer = game.best[index] + _NEARER * (game.paths[index] - game.best[index])
+        self._keep(index, self._bounds_of(index, nearer)[0], nearer)
+
+    def _keep(self, index: IntArray, end_s: FloatArray, paths: FloatArray) -> None:
+        """Keep averages of paths that raise the bounds of boxes."""
         better = end_s > self.end_s[index]
         self.end_s[index[better]] = end_s[better]
-        game.best[index[better]] = game.paths[index[better]]
+        self.game.best[index[better]] = paths[better]
 
     def _bounds_of(self, index: IntArray, paths: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return the bounds of boxes by averages of paths, and the splits that are best against them."""
@@ -341,6 +356,7 @@ def least_average_s(rows: Rows, low_s: FloatArray, target_s: float, effort: Simu
     least of all is as high as the effort allows. Memory is left aside.
     """
     games, begun = dict[PathShape, _Game](), dict[int, _Row]()
+    path_s = np.zeros(len(rows))  # bounds by averages, which hold for rows of the shape with longer passes
     waiting: list[tuple[float, int]] = [(bound, at) for at, bound in enumerate(low_s.tolist())]
     heapq.heapify(waiting)
     begin_s = float(low_s.min(initial=target_s))
@@ -348,6 +364,9 @@ def least_average_s(rows: Rows, low_s: FloatArray, target_s: float, effort: Simu
         while waiting and waiting[0][0] < min(stage_s, target_s):
             bound, at = waiting[0]
             row = rows.take([at])
+            if at not in begun and (held_s := float(path_s[dominators(rows, at)].max())) > bound:
+                heapq.heapreplace(waiting, (held_s, at))
+                continue
             if at not in begun:
                 line, shape = _Line.of(row), PathShape.of(row)
                 width = len(line.pass_s) + len(line.tail_s)
@@ -358,5 +377,6 @@ def least_average_s(rows: Rows, low_s: FloatArray, target_s: float, effort: Simu
             step_s = float(step_of_end_s(end_s, prices.straggler[0], prices.fixed_s[0]) * SAFETY)
             if not more and step_s < stage_s:  # the others are bounded as far as that takes no effort
                 target_s = min(target_s, max(bound, step_s))
+            path_s[at] = step_s
             heapq.heapreplace(waiting, (max(bound, step_s), at))
     return target_s

@@ -17,11 +17,11 @@ import numpy as np
 from meshwright.solver.answer import RankFloors
 from meshwright.solver.clock import Watch, look
 from meshwright.solver.configuration import MESH, FloatArray, IntArray
-from meshwright.solver.cost.stages import OF_EVERY_RANK
 from meshwright.solver.search.bounds import SAFETY, Bounds, objective_bound_s, whole_layers_s
 from meshwright.solver.search.branch import (
     SimulationBudget,
     are_tried,
+    dominators,
     is_branchable,
     least_simulation_s,
     passes_of,
@@ -34,27 +34,6 @@ from meshwright.solver.search.paths import are_averaged, least_average_s
 from meshwright.solver.search.priced_space import CHUNK
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.splits import best_splits
-
-# --------------------------------------------------------------------------------------------------
-# Which row takes no longer than another one, whatever the split.
-
-
-def dominates(rows: Rows, one: int, other: int) -> bool:
-    """Return whether no split takes less time on row ``other`` than on row ``one``."""
-    columns, prices = rows.columns, rows.prices
-    same = ("pipeline_parallel_size", "virtual_pipeline_size", "num_microbatches", "pipeline_schedule")
-    alike = all(getattr(columns, name)[one] == getattr(columns, name)[other] for name in same)
-    layers = columns.recompute_layers
-    if not alike or rows.makes_order[one] or layers[one] not in (0, layers[other]):
-        return False
-    names = ("forward_s", "backward_s", "weight_gradient_s", "tail_s", *OF_EVERY_RANK)
-    shorter = all(
-        bool((getattr(prices, name)[one] <= getattr(prices, name)[other]).all()) for name in names
-    )
-    inputs = prices.backward_s - prices.weight_gradient_s
-    shorter = shorter and bool((inputs[one] <= inputs[other]).all())
-    return shorter and bool(layers[one] == 0 or (prices.replay_s[one] <= prices.replay_s[other]).all())
-
 
 _SHARE = 0.01  # of the first plan's step: a gap that small is not narrowed further
 _EFFORT = 3 * 2**27  # passes simulated; about a second
@@ -86,7 +65,7 @@ def _beaten_s(rows: Rows, low_s: float, target_s: float, effort: SimulationBudge
     least, done, open_ = target_s, list[int](), dict[int, float]()
     for row in np.flatnonzero(tried & can_beat(left, np.full(len(left), target_s))).tolist():
         effort.tick()
-        if any(dominates(left, known, row) for known in done):
+        if done and dominators(left, row)[done].any():
             continue
         one = left.take([row])
         if not is_branchable(one, least):

@@ -98,7 +98,9 @@ def test_the_best_step_is_the_least_over_all_numbers_of_nodes_and_never_rises_wi
         for plan in answer.plans:
             at_peak_s = least_gpu_s(problem, profile) / plan.config.num_gpus
             passes_s = least_pass_gpu_s(problem, profile, wide=True) / plan.config.num_gpus
-            assert at_peak_s < passes_s <= every[plan.config.num_gpus] * ROUNDING
+            known = problem.launcher != "nanotron"  # whose passes read the number of stages
+            assert passes_s <= every[plan.config.num_gpus] * ROUNDING
+            assert passes_s > at_peak_s if known else passes_s == 0.0
             assert at_peak_s <= every[plan.config.num_gpus] <= plan.prediction.step_time_s * ROUNDING
         used = answer.plans[0].config.num_gpus if answer.plans else nodes * EACH
         if used < nodes * EACH and steps(nodes * EACH):

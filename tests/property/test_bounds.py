@@ -19,6 +19,7 @@ from meshwright.solver.search.bounds import (
 from meshwright.solver.search.branch import (
     SimulationBudget,
     SplitBound,
+    dominators,
     is_branchable,
     least_simulation_s,
 )
@@ -27,7 +28,7 @@ from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.listed import patterns_of, shape_of
 from meshwright.solver.search.memory_limits import layer_caps, may_fit
 from meshwright.solver.search.priced_space import Priced
-from meshwright.solver.search.proof import dominates, least_of_candidates_s, least_step_bound_s
+from meshwright.solver.search.proof import least_of_candidates_s, least_step_bound_s
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.splits import best_splits
 from tests.draws import draws
@@ -165,7 +166,7 @@ def test_every_split_on_offer_is_made_of_patterns(rows: Rows) -> None:
 def test_a_row_that_dominates_another_simulates_no_slower_under_any_split(rows: Rows) -> None:
     rows = replace(rows, budget_bytes=np.inf)
     bypasses = SCHEDULES[rows.columns.pipeline_schedule[0]] in BYPASSES_SYNC
-    if dominates(rows, 0, 1) and not bypasses:  # of those rank 0's end alone
+    if dominators(rows, 1)[0] and not bypasses:  # of those rank 0's end alone
         assert (exhaust(rows, 0).simulated_s <= exhaust(rows, 1).simulated_s * ROUNDING).all()
 
 

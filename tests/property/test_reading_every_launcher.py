@@ -119,7 +119,7 @@ def test_drawn_fine_tunings_are_read_unchanged(launcher: str) -> None:
     single = "single" in able.adapters
     targets = ("q_proj", "v_proj", "o_proj") if single else ("linear_qkv", "linear_proj")
     tried = 0
-    for _ in range(40):
+    for _ in range(40 * PLANS):
         adapted = bool(able.adapters) and rng.random() < 0.7
         frozen = {
             "lora_rank": rng.choice((4, 64)),

@@ -27,6 +27,7 @@ from meshwright.solver.search import priced_space
 from meshwright.solver.search.bounds import fractional_s, least_of_kind_s, objective_bound_s, whole_layers_s
 from meshwright.solver.search.branch import (
     SimulationBudget,
+    dominators,
     is_branchable,
     least_simulation_s,
     most_layers_of,
@@ -52,7 +53,7 @@ from meshwright.solver.search.mixed.rows import LegalRows, MixedRows
 from meshwright.solver.search.mixed.steps import StepBound
 from meshwright.solver.search.paths import are_averaged, least_average_s
 from meshwright.solver.search.priced_space import Priced
-from meshwright.solver.search.proof import dominates, floors_of, least_step_bound_s
+from meshwright.solver.search.proof import floors_of, least_step_bound_s
 from meshwright.solver.search.recompute_by_stage import can_be_busy
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.search import search
@@ -155,7 +156,7 @@ def _against(rows: Rows, known_s: float) -> dict[str, Any]:
         "at a glance": [can_beat_mixed(rows, share * own_s, closely=False) for share in SHARES],
         "objective": [may_reach_objective(rows, share * known_s) for share in SHARES],
         "tightened": tightened_s(rows, own_s, 1.5 * own_s),
-        "dominates": [dominates(rows, one, len(rows) - 1) for one in range(len(rows))],
+        "dominates": dominators(rows, len(rows) - 1).tolist(),
     }
     found["least objective"] = [
         (least_objective_s(some), fits_by_kind(some, Pipelines.of(some)))

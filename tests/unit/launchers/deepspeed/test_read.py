@@ -144,6 +144,12 @@ def test_zenflow_and_superoffload_are_read_as_what_deepspeed_makes_of_them() -> 
     assert any("one group of sub_group_size" in note for note in whole.notes)
 
 
+def test_an_unknown_key_with_the_value_auto_is_listed_where_another_value_is_refused() -> None:
+    assert read(3, rounds="auto").unread == ("zero_optimization.rounds",)
+    with pytest.raises(InvalidProblemError, match=r"rounds: .*is not a key of its section"):
+        read(3, rounds=7)
+
+
 def test_limits_of_what_zero_gathers_change_no_price_and_other_ways_to_gather_are_refused() -> None:
     usual = read(3, stage3_max_live_parameters=1e9, sub_group_size="auto", stage3_prefetch_bucket_size=5e7)
     other = read(3, stage3_max_live_parameters=3e9, sub_group_size=1e9, stage3_prefetch_bucket_size=1e8)
