@@ -341,7 +341,7 @@ def test_nothing_that_is_asked_instead_beats_an_answer_that_does_not_name_it(see
             if "neighbour" in named and names == ("neighbour",):  # the nearest one is named, not the best
                 continue
             # a second change beside a named one may save a little more
-            more = 0.03 if names == ("precision",) else 0.01  # which may also leave other GPUs idle
+            more = 0.05 if names == ("precision",) else 0.01  # which may also leave other GPUs idle
             most = max([worth_of(names[0]), *(named[name] + more for name in names if name in named)])
             assert saved <= most + ROUNDING, (names, other)
 
