@@ -169,15 +169,19 @@ def _far(
 
 
 _FEW = 3000  # candidates without stages: searching so few takes about as long as trying those nearby
+_FEW_NARROW = 1000  # candidates with stages: a search in 8 bits takes about 0.1 s
 
 
 def _is_searched(change: Change) -> bool:
     """Return whether a change is searched: it frees memory, so that a plan far away may fit.
 
-    Among few candidates without stages any change is searched.
+    Among few candidates without stages any change is searched, and among few with stages fp8, whose
+    faster products favour other layouts.
     """
-    asked = change.problem
-    return change.frees_memory or (not _has_stages(asked) and estimated_outer(asked) <= _FEW)
+    asked, few = change.problem, _FEW
+    if _has_stages(asked):
+        few = _FEW_NARROW if change.kind == "precision" else 0
+    return change.frees_memory or (few > 0 and estimated_outer(asked) <= few)
 
 
 def _has_stages(problem: Problem) -> bool:

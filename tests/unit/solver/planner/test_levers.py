@@ -285,7 +285,7 @@ def test_levers_wait_for_the_rest_of_the_time_limit_and_not_for_a_share_of_it(
     profile = default_profile(problem.cluster, problem.priced_as)
     found = levers_of(problem, profile, answer, Watch(time_limit_s=1e6), looks=0)
     assert {one.kind for one in found} == {one.kind for one in answer.levers}
-    searched = ("gradients", "optimizer", "states", "launcher")  # near to the first plan alone
+    searched = ("precision", "gradients", "optimizer", "states", "launcher")  # near to the first plan alone
     assert [one for one in found if one.kind not in searched] == [
         one for one in answer.levers if one.kind not in searched
     ]
