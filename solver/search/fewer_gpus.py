@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain, islice, takewhile
 from math import inf
 
 from meshwright.profiles.profile import Profile
@@ -77,14 +78,15 @@ def at_most_all(
     usual = has_rows and answers[0].space == "usual"
     with watch.closing().cut():
         searched = numbers_of_gpus(problem)
-        numbers = [n for n in fewer_gpus(problem, each_s / known.last_s) if n not in searched]
-        counted = True
+        others = (n for n in fewer_gpus(problem, each_s / known.last_s) if n not in searched)
+        largest = [*islice(others, 1)]
         few = usual or problem.model.moe is None  # passes; all those of experts are sooner searched
-        if numbers and known.last_s < inf and few:
+        if largest and known.last_s < inf and few:
             passes = least_passes(problem, profile, ways, wide=not usual)
             least_s = passes.step_s if len(passes.sizes) else None
             each_s = max(each_s, passes.least_gpu_s)
-            numbers = [n for n in numbers if n * known.last_s >= each_s]
+        numbers = [*takewhile(lambda n: n * known.last_s >= each_s, chain(largest, others))]
+        counted = True
     while numbers and not watch.interrupted():
         wave, numbers = _wave(problem, profile, numbers)
         if not wave:

@@ -48,7 +48,7 @@ def few_nodes(draw: st.DrawFn) -> Problem:
         batch=draw(st.sampled_from([4, 6, 8, 12, 25])), top_k=draw(st.integers(1, 4)),
         pin=pin, bounds={"zero_stage": (0, 1)},
     )  # fmt: skip
-    return replace(problem, launcher=draw(st.sampled_from(["megatron-lm", "none", "ms-swift"])))
+    return replace(problem, launcher=draw(st.sampled_from(["megatron-lm", "none", "nanotron"])))
 
 
 def steps_on(problem: Problem, num_gpus: int) -> list[float]:
@@ -70,7 +70,7 @@ def is_legal_on(problem: Problem, num_gpus: int) -> bool:
 def test_the_best_step_is_the_least_over_all_numbers_of_nodes_and_never_rises_with_nodes(
     problem: Problem,
 ) -> None:
-    """Part of the last node may be idle; ms-swift's of several only where no legal row uses all of them."""
+    """Part of the last node may be idle; nanotron's of several only where no legal row uses all of them."""
     profile = default_profile(problem.cluster, problem.launcher)
     steps, legal = (
         cache(lambda gpus: steps_on(problem, gpus)),
@@ -82,7 +82,7 @@ def test_the_best_step_is_the_least_over_all_numbers_of_nodes_and_never_rises_wi
         numbers = [
             gpus
             for gpus in range(1, nodes * EACH + 1)
-            if problem.launcher != "ms-swift"
+            if problem.launcher != "nanotron"
             or gpus % EACH == 0
             or gpus < EACH
             or not legal(gpus + gpus % EACH)
@@ -98,7 +98,7 @@ def test_the_best_step_is_the_least_over_all_numbers_of_nodes_and_never_rises_wi
         for plan in answer.plans:
             at_peak_s = least_gpu_s(problem, profile) / plan.config.num_gpus
             passes_s = least_pass_gpu_s(problem, profile, wide=True) / plan.config.num_gpus
-            known = problem.launcher != "ms-swift"  # whose passes read the number of stages
+            known = problem.launcher != "nanotron"  # whose passes read the number of stages
             assert passes_s <= every[plan.config.num_gpus] * ROUNDING
             assert passes_s > at_peak_s if known else passes_s == 0.0
             assert at_peak_s <= every[plan.config.num_gpus] <= plan.prediction.step_time_s * ROUNDING
