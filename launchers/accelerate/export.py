@@ -117,7 +117,7 @@ def _machines(target: Target) -> dict[str, object]:
         "main_training_function": "main",
         "mixed_precision": target.workload.precision,
         "num_machines": target.num_nodes,
-        "num_processes": target.config.num_gpus,
+        "num_processes": target.config.num_gpus + target.idle_gpus,  # each node starts its share of these
         "rdzv_backend": "static",
         "use_cpu": False,
     }
@@ -280,11 +280,16 @@ def tensor_packages(target: Target) -> tuple[Requirement, ...]:
 
 
 def accelerate_launch(target: Target) -> list[str]:
-    """Return the lines of ``accelerate launch`` before the program."""
+    """Return the lines of ``accelerate launch`` before the program.
+
+    A node starts ``num_processes // num_machines`` ranks (accelerate 1.15, utils/launch.py).
+    """
+    own = ['    --num_processes "$((NUM_NODES * GPUS_PER_NODE))" \\'] if target.idle_gpus else []
     return [
         f'exec accelerate launch --config_file "${{here}}/{CONFIG_FILE}" \\',
         '    --machine_rank "${NODE_RANK}" --main_process_ip "${MASTER_ADDR}" \\',
         '    --main_process_port "${MASTER_PORT}" \\',
+        *own,
         f"    --gradient_accumulation_steps {target.config.num_microbatches} \\",
     ]
 

@@ -32,7 +32,7 @@ from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Re
 from meshwright.launchers.reading.commands import World, commands_beside, given_to_several
 from meshwright.launchers.reading.documents import LocatedValue, Values
 from meshwright.launchers.reading.fields import Fields, divided, meant, passing
-from meshwright.launchers.reading.known import Known, known_of
+from meshwright.launchers.reading.known import Known, header_of, known_of
 from meshwright.profiles.documents import shown
 from meshwright.profiles.frameworks import FOREACH, framework_facts
 from meshwright.profiles.model import ModelSpec
@@ -127,7 +127,10 @@ def require_address(fields: Fields, known: Known) -> None:
     """
     machines = fields.integer("num_machines", 1)
     elsewhere = fields.word(_OWN_MULTINODE, "standard") != "standard"
-    exported = known.header.plan_id is not None and not any(starts_beside(known.source, known.overrides))
+    own = known.header.plan_id
+    others = (one for one, *_ in starts_beside(known.source, known.overrides)
+              if header_of(one.text).plan_id != own)  # fmt: skip
+    exported = own is not None and not any(others)
     if machines == 1 or fields.has(ADDRESS) or elsewhere or exported:
         return
     fields.fault(
@@ -275,12 +278,18 @@ def _of_values(fields: Fields, known: Known, given: Fields) -> LaunchFile:
     )
     return known.launch_file(
         fields, "deepspeed", known.model(), workload, configuration,
-        world=_world(machines, world), unread=fields.unread(),
+        world=world_of_machines(machines, world, known.world.idle_gpus), unread=fields.unread(),
     )  # fmt: skip
 
 
-def _world(machines: int, processes: int) -> World:
-    return World(machines, divided(processes, machines, field="num_processes", what="num_machines"))
+def world_of_machines(machines: int, processes: int, idle_gpus: int) -> World:
+    """Return the nodes of so many processes, which are as many on each but for the last one's idle GPUs.
+
+    Raises:
+        InvalidProblemError: they are not.
+    """
+    each = divided(processes + idle_gpus, machines, field="num_processes", what="num_machines")
+    return World(machines, each, idle_gpus=idle_gpus)
 
 
 def _deepspeed_configuration(
@@ -398,7 +407,9 @@ def mesh_run(
     )
     return known.launch_file(
         fields, launcher, model, workload, configuration, unread=_unread(fields),
-        world=_world(fields.integer("num_machines", 1), configuration.num_gpus),
+        world=world_of_machines(
+            fields.integer("num_machines", 1), configuration.num_gpus, known.world.idle_gpus
+        ),
     )  # fmt: skip
 
 

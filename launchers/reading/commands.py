@@ -82,11 +82,11 @@ class World:
     gpus_per_node: int | None = None
     processes: int | None = None  # of all nodes, if given as a total
     lacking: FieldError | None = None  # the first number that depends on the running shell
-    idle_gpus: int = 0  # of the last node
+    idle_gpus: int = 0  # of the last node, which starts no rank on them
 
     @property
     def num_gpus(self) -> int | None:
-        """All GPUs that start."""
+        """All GPUs that start a rank."""
         if self.num_nodes and self.gpus_per_node:
             return self.num_nodes * self.gpus_per_node - self.idle_gpus
         return self.processes
@@ -653,17 +653,22 @@ def file_of_commands(source: Source, named: Iterable[tuple[Source, Word]]) -> So
 
 
 def world_of(text: str, script: Script, command: Command | None = None) -> World:
-    """Return how many processes start by the launcher's options, Slurm's header, or the usual variables."""
+    """Return how many processes start by the launcher's options, Slurm's header, or the usual variables.
+
+    Of an exported file whose nodes start unlike numbers: as its header says.
+    """
+    if (own := short_world(text)) is not None:
+        return own
     lists = [command.before] if command else script.commands
     lacking = _lacking(script, command, lists)
-    return replace(_world_of(text, script, command, lists), lacking=lacking, idle_gpus=idle_gpus_of(text))
+    return replace(_world_of(text, script, command, lists), lacking=lacking)
 
 
-def idle_gpus_of(text: str, num_gpus: int | None = None) -> int:
-    """Return the GPUs of the last node that an exported file says are idle, of ``num_gpus`` if given."""
+def short_world(text: str) -> World | None:
+    """Return the ranks of an exported file whose last node starts fewer than the others; None of others."""
     found = _IDLE.search(text)
     nodes, each, idle = map(int, found.groups()) if found else (0, 0, 0)
-    return idle if num_gpus in (None, nodes * each) else 0
+    return World(nodes, each, idle_gpus=idle) if found else None
 
 
 def _lacking(script: Script, command: Command | None, lists: Sequence[Sequence[Word]]) -> FieldError | None:

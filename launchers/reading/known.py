@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, get_args
 
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
-from meshwright.launchers.reading.commands import World, idle_gpus_of, script_of, world_of
+from meshwright.launchers.reading.commands import World, script_of, short_world, world_of
 from meshwright.launchers.reading.fields import Fields
 from meshwright.profiles.adapters import LORA_TARGETS, TRAINED_MODULES
 from meshwright.profiles.documents import read_json, shown
@@ -328,5 +328,5 @@ def _world(source: Source, overrides: Overrides, header: Header) -> World:
     worlds = [world_of(script.text, script_of(script, overrides)) for script in source.scripts()]
     said = next((world for world in worlds if world.num_gpus), None)
     lacking = next((world.lacking for world in worlds if world.lacking is not None), None)
-    idle = idle_gpus_of(source.text)
-    return said or World(header.num_nodes, header.gpus_per_node, lacking=lacking, idle_gpus=idle)
+    stated = short_world(source.text) or World(header.num_nodes, header.gpus_per_node, lacking=lacking)
+    return said or stated

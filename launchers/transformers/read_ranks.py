@@ -19,7 +19,7 @@ from meshwright.launchers.flags import flag_names, is_off
 from meshwright.launchers.reading import commands
 from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Source
 from meshwright.launchers.reading.documents import LocatedValue, Values, document_of, looks_like_document
-from meshwright.launchers.reading.fields import Fields, divided
+from meshwright.launchers.reading.fields import Fields
 from meshwright.launchers.reading.known import Known, known_of
 from meshwright.launchers.table import command_names
 from meshwright.launchers.transformers.export import EXPERTS
@@ -181,8 +181,11 @@ def _by_plugin(shares: Shares, overrides: Overrides, given: Fields, over: Collec
             name, shares.fields, shares.source, overrides, key=PLUGIN_FILE, over=over
         )
         machines, ranks = shares.fields.integer("num_machines", 1), found.configuration.num_gpus
-        each = divided(ranks, machines, field="num_processes", what="num_machines")
-        return replace(found, num_nodes=machines, gpus_per_node=each)
+        own = commands.short_world(shares.source.text)
+        world = accelerate.world_of_machines(machines, ranks, own.idle_gpus if own else 0)
+        return replace(
+            found, num_nodes=machines, gpus_per_node=world.gpus_per_node, idle_gpus=world.idle_gpus
+        )
     word = str(overrides.values["precision"]).replace("fp32", "no")  # accelerate's
     values = {**shares.values, "mixed_precision": LocatedValue(word, 0)}
     return accelerate.plugin_run(

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import cast
 
 from meshwright.launchers.reading.base import WHOLE_FILE, LaunchFile, Overrides, Source
-from meshwright.launchers.reading.commands import idle_gpus_of
+from meshwright.launchers.reading.commands import short_world
 from meshwright.launchers.reading.documents import looks_like_document
 from meshwright.launchers.reading.images import of_text_alone
 from meshwright.launchers.reading.registry import launcher_of, read_launch_files, reader_names, renamed
@@ -337,8 +337,10 @@ def _overrides_of(
     parts = [cluster, *(groups if isinstance(groups, list) else [])]
     counted = any(isinstance(one, dict) and {"num_nodes", "num_gpus"} & one.keys() for one in parts)
     num_gpus = cluster_from_mapping(cluster).num_gpus if counted else None
-    idle = idle_gpus_of(source.text, num_gpus) if num_gpus else 0
-    return replace(overrides, num_gpus=num_gpus and num_gpus - idle)
+    own = short_world(source.text)
+    if own is not None and (own.num_gpus or 0) + own.idle_gpus == num_gpus:
+        num_gpus = own.num_gpus
+    return replace(overrides, num_gpus=num_gpus)
 
 
 _A_NODE = 8  # GPUs

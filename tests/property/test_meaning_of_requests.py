@@ -47,7 +47,8 @@ RANKING = 1 + 1e-7  # scores are compared in whole nanoseconds
 MEMORY_STEP = 0.04  # between two points of a front (docs/requests.md)
 # torchrun starts their ranks, fewer on the last node
 SHORT_LAST_NODES = {
-    "megatron-lm", "megatron-bridge", "deepspeed", "torchtitan", "axolotl", "llama-factory", "none",
+    "megatron-lm", "megatron-bridge", "deepspeed", "torchtitan", "accelerate", "trl", "axolotl",
+    "llama-factory", "llama-factory-accelerate", "none",
 }  # fmt: skip
 # What a layout is run with; layouts that differ in more are ranked apart (docs/how-the-search-works.md).
 HOW_IT_RUNS: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""torchrun itself starts the launch files of a plan that leaves a part of its last node idle."""
+"""torchrun and accelerate start the launch files of a plan that leaves a part of its last node idle."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from meshwright.launchers.registry import export
 from meshwright.profiles.profile import default_profile
@@ -27,18 +29,21 @@ dist.destroy_process_group()
 """
 
 
-def test_two_ranks_of_the_first_node_and_one_of_the_last_train_together(tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", ["deepspeed", "accelerate"])
+def test_two_ranks_of_the_first_node_and_one_of_the_last_train_together(
+    launcher: str, tmp_path: Path
+) -> None:
     problem = parse_problem(
         {
             "model": {"name": "qwen3-0.6b"},
             "cluster": {"groups": [{"gpu": "a100-sxm-80gb", "num_nodes": 2, "gpus_per_node": 2}]},
             "workload": {"global_batch_size": 3, "seq_length": 1024},
-            "launcher": "deepspeed",
+            "launcher": launcher,
             "search": {"pin": {"data_parallel_size": 3}, "top_k": 1, "certify": "none"},
         }
     )
-    (plan,) = ask(problem, default_profile(problem.cluster, "deepspeed")).plans
-    for name, text in export(plan, problem, "deepspeed").files.items():
+    (plan,) = ask(problem, default_profile(problem.cluster, launcher)).plans
+    for name, text in export(plan, problem, launcher).files.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "train.py").write_text(SUMS_ITS_RANKS)
     with socket.socket() as free:

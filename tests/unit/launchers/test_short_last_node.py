@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
 from meshwright.launchers.reading.base import Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files
@@ -18,7 +19,9 @@ from meshwright.profiles.profile import default_profile
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.planner.plan import ask
 
-STARTING = ("axolotl", "deepspeed", "llama-factory", "megatron-bridge", "megatron-lm", "torchtitan")
+BY_TORCHRUN = ("axolotl", "deepspeed", "llama-factory", "megatron-bridge", "megatron-lm", "torchtitan")
+BY_ACCELERATE = ("accelerate", "llama-factory-accelerate", "trl")  # num_processes // num_machines on a node
+STARTING = (*BY_TORCHRUN, *BY_ACCELERATE)
 REQUIRED = re.compile(r"\$\{([A-Z][A-Z_]+):\?")  # a script's check of a variable
 
 
@@ -37,7 +40,7 @@ def exported(launcher: str) -> dict[str, str]:
     return dict(export(plan, problem, launcher).files)
 
 
-def test_launchers_of_torchrun_start_a_short_last_node_and_others_do_not() -> None:
+def test_launchers_that_start_a_short_last_node() -> None:
     able = {name for name in launchers_in_order() if launcher_capabilities(name).short_last_node}
     assert able - {"none"} == {*STARTING}
 
@@ -46,8 +49,9 @@ def test_launchers_of_torchrun_start_a_short_last_node_and_others_do_not() -> No
 def test_each_node_starts_its_own_number_of_ranks(launcher: str, tmp_path: Path) -> None:
     for name, text in exported(launcher).items():
         (tmp_path / name).write_text(text)
-    (tmp_path / "torchrun").write_text('#!/bin/sh\necho "$@"\n')
-    (tmp_path / "torchrun").chmod(0o755)
+    for starter in ("torchrun", "accelerate"):
+        (tmp_path / starter).write_text('#!/bin/sh\necho "$@"\n')
+        (tmp_path / starter).chmod(0o755)
     script = tmp_path / "launch.sh"
     (tmp_path / "given").write_text("base_model: Qwen/Qwen3-0.6B\n")
     given = dict.fromkeys(REQUIRED.findall(script.read_text()), "given") | {"CHECK_PACKAGES": "0"}
@@ -60,15 +64,19 @@ def test_each_node_starts_its_own_number_of_ranks(launcher: str, tmp_path: Path)
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         words = done.stdout.split()
-        assert words[words.index("--nnodes") + 1] == "3"
-        started.append(int(words[words.index("--nproc-per-node") + 1]))
+        if launcher in BY_TORCHRUN:
+            assert words[words.index("--nnodes") + 1] == "3"
+            started.append(int(words[words.index("--nproc-per-node") + 1]))
+        else:
+            assert yaml.safe_load((tmp_path / "accelerate.yaml").read_text())["num_machines"] == 3
+            started.append(int(words[words.index("--num_processes") + 1]) // 3)
     assert started == [8, 8, 6]
 
 
 @pytest.mark.parametrize("launcher", STARTING)
 def test_files_of_a_short_last_node_are_read_back_as_they_start(launcher: str) -> None:
     files = exported(launcher)
-    source = Source(name="launch.sh", text=files["launch.sh"], files=files)
-    found = read_launch_files(source, Overrides())
-    assert (found.num_nodes, found.gpus_per_node, found.idle_gpus) == (3, 8, 2)
-    assert found.configuration.data_parallel_size == found.configuration.num_gpus == 22
+    for name in ("launch.sh", "launch.sbatch"):
+        found = read_launch_files(Source(name=name, text=files[name], files=files), Overrides())
+        assert (found.num_nodes, found.gpus_per_node, found.idle_gpus) == (3, 8, 2)
+        assert found.configuration.data_parallel_size == found.configuration.num_gpus == 22
