@@ -32,7 +32,7 @@ from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Re
 from meshwright.launchers.reading.commands import World, commands_beside, given_to_several
 from meshwright.launchers.reading.documents import LocatedValue, Values
 from meshwright.launchers.reading.fields import Fields, divided, meant, passing
-from meshwright.launchers.reading.known import Known, header_of, known_of
+from meshwright.launchers.reading.known import Known, known_of
 from meshwright.profiles.documents import shown
 from meshwright.profiles.frameworks import FOREACH, framework_facts
 from meshwright.profiles.model import ModelSpec
@@ -127,10 +127,7 @@ def require_address(fields: Fields, known: Known) -> None:
     """
     machines = fields.integer("num_machines", 1)
     elsewhere = fields.word(_OWN_MULTINODE, "standard") != "standard"
-    own = known.header.plan_id
-    others = (one for one, *_ in starts_beside(known.source, known.overrides)
-              if header_of(one.text).plan_id != own)  # fmt: skip
-    exported = own is not None and not any(others)
+    exported = known.header.plan_id is not None and not any(starts_beside(known.source, known.overrides))
     if machines == 1 or fields.has(ADDRESS) or elsewhere or exported:
         return
     fields.fault(
