@@ -188,12 +188,12 @@ def nodes_in_words(target: Target) -> str:
     return f"{words}, {idle} idle on the last" if idle else words
 
 
-def gpus_of_node(target: Target) -> str:
-    """Return the ranks that a node starts, in Bash: fewer on the last one where its other GPUs are idle."""
-    each, last = target.gpus_per_node, target.num_nodes - 1
-    if not target.idle_gpus:
-        return str(each)
-    return f"$((${{NODE_RANK:-0}} < {last} ? {each} : {each - target.idle_gpus}))"
+def ranks_in_bash(target: Target) -> str:
+    """Return how many ranks a node starts, in Bash: fewer on the last one if GPUs there are idle."""
+    each, last = target.gpus_per_node, target.gpus_of_last_node
+    return (
+        str(each) if last == each else f"$((${{NODE_RANK:-0}} < {target.num_nodes - 1} ? {each} : {last}))"
+    )
 
 
 def world_size(target: Target) -> str:
@@ -359,7 +359,7 @@ def launch_script(head: str, target: Target, start: StartCommand) -> str:
     values = {
         "SOURCE": sourced if start.has_arguments else "",
         "NODES": str(target.num_nodes),
-        "GPUS": gpus_of_node(target),
+        "GPUS": ranks_in_bash(target),
         "MASTER": "localhost" if target.num_nodes == 1 else next(iter(target.host_names), ""),
         "NEEDS": "\n".join(["# What the plan does not decide.", *needs, "", ""]) if needs else "",
         "PACKAGES": package_checks(start.packages),
@@ -522,7 +522,7 @@ def readme(
     """Return the plan, its reasons, how to start it, and what to send back, as Markdown."""
     plan, config = target.plan, target.config
     nodes, gpus = target.num_nodes, target.gpus_per_node
-    last = f", {gpus - target.idle_gpus} on the last" if target.idle_gpus else ""
+    last = f", {target.gpus_of_last_node} on the last" if target.idle_gpus else ""
     model, cluster = target.problem.model.title, target.problem.cluster.title
     lines = [
         f"# Plan {printable(plan.plan_id)} for {product}",

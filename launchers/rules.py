@@ -167,7 +167,7 @@ def ranks_start_under(launcher: str) -> Rule:
         if target.idle_gpus and not able.short_last_node:
             yield fault(
                 "data_parallel_size",
-                f"{used} GPUs do not fill nodes of {per_node}",
+                f"{used} GPUs don't fill nodes of {per_node}",
                 allowed=f"a product tp * pp * cp * dp that {per_node} divides",
                 nearest=f"{near_multiples(used, per_node)} GPUs",
             )

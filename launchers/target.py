@@ -64,6 +64,11 @@ class Target:
         return self.num_nodes * self.gpus_per_node - self.config.num_gpus
 
     @property
+    def gpus_of_last_node(self) -> int:
+        """GPUs of the last node that start a rank."""
+        return self.gpus_per_node - self.idle_gpus
+
+    @property
     def near_gpus(self) -> int:
         """Consecutive ranks that reach each other without the network: a node, or an island of nodes."""
         return max(self.gpus_per_node, self.problem.cluster.groups[0].island_gpus)

@@ -70,7 +70,7 @@ class Capabilities:
     weight_shard_constraints: tuple[str, ...] = ()  # as ``constraints``, of plans with such shards
     # Facts of a model that the pinned release cannot shard, each with what fails.
     weight_shards_without: tuple[str, ...] = ()
-    short_last_node: bool = False  # it starts fewer ranks on the last node than on the others
+    short_last_node: bool = False  # it can start fewer ranks on the last node
     hybrid_sharding: bool = False  # shard sets smaller than the data-parallel group, from ZeRO 1 on
     offload: tuple[str, ...] = ("none",)
     offloads_modules: Limit = False  # ``offload_modules`` names the modules that offload activations

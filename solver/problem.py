@@ -517,7 +517,10 @@ def per_node_of(problem: Problem) -> int:
 
 
 def can_start(problem: Problem, num_gpus: int) -> bool:
-    """Return whether the launcher starts so many ranks: as many on each node, or fewer on the last one."""
+    """Return whether the launcher can start a rank on each of so many GPUs of as few nodes as hold them.
+
+    It starts the same number on every node, or fewer on the last one.
+    """
     per_node = per_node_of(problem)
     alike = all(group.gpus_per_node == per_node for group in problem.cluster.groups)
     whole = num_gpus % per_node == 0 or launcher_capabilities(problem.launcher).short_last_node

@@ -18,10 +18,10 @@ from meshwright.launchers.export import (
     common_environment,
     common_warnings,
     environment_lines,
-    gpus_of_node,
     guard,
     header,
     package_checks,
+    ranks_in_bash,
     slurm_script,
     with_readme,
 )
@@ -124,7 +124,7 @@ def torchrun_script(head: str, target: Target) -> str:
         "VERSIONS": versions_of(target),
         "PROGRAM": program_of(target),
         "NODES": str(target.num_nodes),
-        "GPUS": gpus_of_node(target),
+        "GPUS": ranks_in_bash(target),
         "MASTER": "localhost" if target.num_nodes == 1 else "",
         "ENVIRONMENT": environment_lines(
             (*environment(target, facts(target)), *common_environment(target))

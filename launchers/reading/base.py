@@ -98,6 +98,12 @@ class LaunchFile:
     images_stated: bool = False  # the files say how many images a sequence has, which may be none
     packed: str = ""  # the option by which each sequence holds several documents, each attending to itself
 
+    @property
+    def started_gpus(self) -> int:
+        """The GPUs that start a rank; 0 if the files don't say."""
+        each = self.gpus_per_node or 0
+        return self.num_nodes * each - self.idle_gpus if self.num_nodes and each else 0
+
     def launched_one_by_one(self) -> LaunchFile:
         """Return the run with blocking kernel launches."""
         options = dict(sorted({**self.workload.framework_options, "launch_blocking": True}.items()))

@@ -478,7 +478,7 @@ def _require_bounded(source: Source) -> None:
 
 
 def _on_supplied_gpus(launch: LaunchFile, overrides: Overrides) -> LaunchFile:
-    started = (launch.num_nodes or 0) * (launch.gpus_per_node or 0) - launch.idle_gpus
+    started = launch.started_gpus
     if not started or not overrides.num_gpus or overrides.num_gpus == started:
         return launch
     note = other_gpus_note(started, overrides.num_gpus)
@@ -491,7 +491,7 @@ def _require_divided(found: LaunchFile) -> None:
     config, heads, length = found.configuration, found.model.num_attention_heads, found.workload.seq_length
     tp, cp = config.tensor_parallel_size, config.context_parallel_size
     slices = math.lcm(2 * cp if cp > 1 else 1, cp * (tp if config.sequence_parallel else 1))
-    started = (found.num_nodes or 0) * (found.gpus_per_node or 0) - found.idle_gpus
+    started = found.started_gpus
     rules = (
         (
             heads % tp,

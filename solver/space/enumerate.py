@@ -469,9 +469,9 @@ def _fewer_products(problem: Problem) -> IntArray:
 
 
 def _may_be_used(problem: Problem) -> Callable[[int], bool]:
-    """Return whether a plan may use so many GPUs.
+    """Return the test whether a plan may use a number of GPUs.
 
-    Those that the launcher can start, and others where no legal row uses all GPUs of as many nodes.
+    The launcher can start it, or no legal row uses all GPUs of as many nodes.
     """
     per_node = per_node_of(problem)
     legal = cache(partial(_is_legal_on, problem, rules=rules_of(problem)))
@@ -492,8 +492,8 @@ def _is_legal_on(problem: Problem, num_gpus: int, *, rules: tuple[Rule, ...]) ->
 def fewer_gpus(problem: Problem, least: float) -> Iterator[int]:
     """Yield GPU counts below all usable ones on which a row may be legal, largest first, down to ``least``.
 
-    Those that the launcher can start; others count where no legal row uses as many nodes as a whole, or
-    another variant does.
+    Numbers that the launcher can start, numbers where no legal row uses all GPUs of as many nodes, and
+    numbers of other variants.
     """
     able, rules, also = _may_be_used(problem), rules_of(problem), problem.options.also_gpus
     for num_gpus in _fewer_products(problem).tolist():

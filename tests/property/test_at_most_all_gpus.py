@@ -70,7 +70,7 @@ def is_legal_on(problem: Problem, num_gpus: int) -> bool:
 def test_the_best_step_is_the_least_over_all_numbers_of_nodes_and_never_rises_with_nodes(
     problem: Problem,
 ) -> None:
-    """Part of the last node may be idle; nanotron's of several only where no legal row uses all of them."""
+    """A part of the last node may be idle, under nanotron only where no legal row uses all of several."""
     profile = default_profile(problem.cluster, problem.launcher)
     steps, legal = (
         cache(lambda gpus: steps_on(problem, gpus)),

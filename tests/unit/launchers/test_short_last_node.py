@@ -21,7 +21,7 @@ from meshwright.solver.planner.plan import ask
 
 BY_TORCHRUN = ("axolotl", "deepspeed", "llama-factory", "megatron-bridge", "megatron-lm", "torchtitan")
 BY_ACCELERATE = ("accelerate", "llama-factory-accelerate", "trl")  # num_processes // num_machines on a node
-STARTING = (*BY_TORCHRUN, *BY_ACCELERATE)
+ABLE = (*BY_TORCHRUN, *BY_ACCELERATE)
 REQUIRED = re.compile(r"\$\{([A-Z][A-Z_]+):\?")  # a script's check of a variable
 
 
@@ -40,12 +40,12 @@ def exported(launcher: str) -> dict[str, str]:
     return dict(export(plan, problem, launcher).files)
 
 
-def test_launchers_that_start_a_short_last_node() -> None:
+def test_launchers_over_torchrun_can_start_a_short_last_node() -> None:
     able = {name for name in launchers_in_order() if launcher_capabilities(name).short_last_node}
-    assert able - {"none"} == {*STARTING}
+    assert able - {"none"} == {*ABLE}
 
 
-@pytest.mark.parametrize("launcher", STARTING)
+@pytest.mark.parametrize("launcher", ABLE)
 def test_each_node_starts_its_own_number_of_ranks(launcher: str, tmp_path: Path) -> None:
     for name, text in exported(launcher).items():
         (tmp_path / name).write_text(text)
@@ -73,7 +73,7 @@ def test_each_node_starts_its_own_number_of_ranks(launcher: str, tmp_path: Path)
     assert started == [8, 8, 6]
 
 
-@pytest.mark.parametrize("launcher", STARTING)
+@pytest.mark.parametrize("launcher", ABLE)
 def test_files_of_a_short_last_node_are_read_back_as_they_start(launcher: str) -> None:
     files = exported(launcher)
     for name in ("launch.sh", "launch.sbatch"):
