@@ -698,9 +698,9 @@ def unstarted(problem: Problem, plans: Sequence[Plan]) -> Iterator[str]:
         if not can_start(problem, plan.config.num_gpus):
             ranks.setdefault(plan.config.num_gpus, []).append(f"#{plan.rank}")
     sizes = sorted({group.gpus_per_node for group in problem.cluster.groups})
-    why = f"you get predictions but no launch files: {problem.launcher} starts the same number of ranks on every node"
-    if launcher_capabilities(problem.launcher).short_last_node:
-        why += " but the last"
+    who = "launchers start" if problem.launcher == "any" else f"{problem.launcher} starts"
+    last = " but the last" * launcher_capabilities(problem.launcher).short_last_node
+    why = f"you get predictions but no launch files: {who} the same number of ranks on every node{last}"
     for num_gpus, named in ranks.items():
         unequal = f"{num_gpus} GPUs don't fill nodes of {sizes[0]}"
         if len(sizes) > 1:
