@@ -152,6 +152,7 @@ def _zero_option_faults(problem: Problem, config: Configuration) -> Iterator[str
     shared = options.get("optimizer_offload_fraction", 1.0) != 1.0
     under, steps = options.get("super_offload", False), options.get("cpu_update_interval", 1)
     plain = work.optimizer == "adamw" and not work.lora_rank and not (under and steps != 1)
+    node = min(group.gpus_per_node for group in problem.cluster.groups)
     yield from _broken(
         {
             f"{ranks} ranks cannot be split into groups of {size}": (
@@ -162,6 +163,11 @@ def _zero_option_faults(problem: Problem, config: Configuration) -> Iterator[str
             ),
             f"4-bit gradients need ZeRO-3 and matrix sizes divisible by {2 * ranks}": (
                 options.get("quantized_reductions") and (not shards_weights or uneven)
+            ),
+            "4-bit gradients of several nodes need whole nodes": (
+                options.get("quantized_reductions")
+                and config.num_gpus > node
+                and config.num_gpus % node > 0
             ),
             "offloading a share of the states needs ZeRO-3 and host memory (not NVMe)": (
                 problem.launcher == "deepspeed"

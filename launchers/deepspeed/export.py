@@ -265,7 +265,7 @@ _WRITTEN = (  # framework options that the files state
 def own_files(head: str, target: Target) -> dict[str, str]:
     """Return the JSON, the code module, and accelerate's file if its plugin can start the plan, too."""
     files = {JSON_FILE: json_file(head, target), CODE_FILE: code_file(head, target)}
-    if is_plain_data_parallel(target):
+    if is_plain_data_parallel(target) and not target.idle_gpus:
         files[accelerate.CONFIG_FILE] = accelerate.deepspeed_plugin_file(head, target, JSON_FILE)
     return files
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,17 +126,39 @@ class Group:
     stride: FloatArray  # among the ranks of their stage
     fabric: Fabric
     blocks: Blocks | None = None  # None: the ranks of a stage lie side by side
+    world: FloatArray | None = None  # ranks of all stages; None: no group lies across an island's end
 
     @cached_property
     def in_island(self) -> FloatArray:
-        """Return the ranks of the group inside one island: the rails it owns there."""
-        island, blocks = self.fabric.lines.island_gpus, self.blocks
+        """Return the ranks of the group inside one island: the rails it owns there.
+
+        Groups follow each other, so that some lie across the end of an island unless their sizes agree: 7
+        ranks as 1 and 6. The slowest group counts, by its fewest ranks in an island.
+        """
+        blocks = self.blocks
         if blocks is None:
-            return _together(self.size, self.stride, island)
+            return self._together(self.size, self.stride)
         # ranks of one block, times the blocks within reach
         near = np.minimum(self.size, np.maximum(np.floor(blocks.size / self.stride), 1.0))
         step = np.maximum(self.stride * near, blocks.size) * blocks.stages
-        return _together(near, self.stride, island) * _together(np.ceil(self.size / near), step, island)
+        return self._together(near, self.stride) * self._together(np.ceil(self.size / near), step)
+
+    def _together(self, size: FloatArray, stride: FloatArray) -> FloatArray:
+        """Return how many of ``size`` ranks, ``stride`` apart, share an island."""
+        island = self.fabric.lines.island_gpus
+        found = np.minimum(size, np.maximum(np.floor(island / stride), 1.0))
+        if self.world is None:
+            return np.asarray(found)
+        period = size * stride
+        whole = (island % period == 0.0) | ((island % stride == 0.0) & (period % island == 0.0))
+        odd = np.flatnonzero(~whole & (stride < island) & (size > 1.0) & (self.world > island))
+        if len(odd):
+            groups = np.minimum(self.world[odd] // period[odd], island)
+            keys = np.stack([size[odd], stride[odd], groups], axis=1).astype(np.intp)
+            every, which = np.unique(keys, axis=0, return_inverse=True)
+            fewest = [_fewest_together(*key, int(island)) for key in every.tolist()]
+            found[odd] = np.array(fewest, dtype=np.float64)[which.ravel()]
+        return np.asarray(found)
 
     @cached_property
     def islands(self) -> FloatArray:
@@ -148,7 +170,8 @@ class Group:
         blocks = self.blocks
         if blocks is not None:
             blocks = Blocks(size=blocks.size.take(index), stages=blocks.stages.take(index))
-        return Group(self.size.take(index), self.stride.take(index), self.fabric, blocks)
+        world = None if self.world is None else self.world.take(index)
+        return Group(self.size.take(index), self.stride.take(index), self.fabric, blocks, world)
 
     @cached_property
     def row(self) -> IndexArray:
@@ -177,9 +200,15 @@ class Group:
         return np.where(self.size > 1, self.fabric.launch_s + hops_s, 0.0)
 
 
-def _together(size: FloatArray, stride: FloatArray, island_gpus: float) -> FloatArray:
-    """Return how many of ``size`` ranks, ``stride`` apart, share an island."""
-    return np.asarray(np.minimum(size, np.maximum(np.floor(island_gpus / stride), 1.0)))
+@lru_cache(maxsize=65536)
+def _fewest_together(size: int, stride: int, groups: int, island: int) -> int:
+    """Return the fewest ranks in an island of any group among the first so many, each behind the others."""
+    starts = np.add.outer(np.arange(groups) * size * stride, np.arange(stride)) % island
+    ends = starts + (size - 1) * stride
+    first = np.minimum(-((starts - island) // stride), size)
+    last = np.where(ends < island, size, ends % island // stride + 1)
+    between = island // stride if (ends >= 2 * island).any() else size
+    return min(int(first.min()), int(last.min()), between)
 
 
 def _ring_s(collective: str, payload_bytes: FloatArray, group: Group) -> FloatArray:

@@ -493,8 +493,8 @@ def _exchanged_s(ctx: Context, trained: Weights) -> FloatArray:
     ZeRO-3 nothing is cast, which no launcher allows.
     """
     group, count = ctx.shard_group, trained.dense + trained.routed
-    inside = replace(group, size=group.in_island)
-    across = replace(group, size=group.islands, stride=group.stride * group.in_island)
+    inside = replace(group, size=group.in_island, world=None)
+    across = replace(group, size=group.islands, stride=group.stride * group.in_island, world=None)
     sent, parts = count * (QUANTIZED_GRADIENT_BYTES / _parts(ctx)), _parts(ctx)
     travels = all_to_all_s(sent, inside) + all_to_all_s(sent / group.in_island, across)
     cast = np.where(group.size > 1, count * (_CAST_GRADIENT_BYTES / ctx.hbm_bytes_per_s), 0.0)

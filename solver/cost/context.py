@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, lru_cache, reduce
+from functools import cached_property, lru_cache, partial, reduce
 from itertools import product
 from math import comb
 from operator import add
@@ -1014,19 +1015,20 @@ def _has_remainders(problem: Problem, facts: FrameworkFacts, *, low_precision: b
     )
 
 
-def _context_groups(columns: Columns, place: Placement, fabric: Fabric) -> tuple[Group, Group]:
+def _context_groups(
+    columns: Columns, stride: FloatArray, group: Callable[..., Group]
+) -> tuple[Group, Group]:
     """Return the ranks that exchange heads for tokens, and those that pass keys and values round.
 
     In a row with one of the two alone, both are all its context-parallel ranks.
     """
     ranks, exchanging = columns.context_parallel_size.astype(np.float64), columns.exchanging
-    every = Group(ranks, place.context_stride, fabric, place.blocks)
+    every = group(ranks, stride)
     if not (columns.context_parallel_mode > ALL_TO_ALL).any():
         return every, every
     # neighbours exchange (create_hierarchical_groups)
     near = exchanging.astype(np.float64)
-    exchange = Group(near, place.context_stride, fabric, place.blocks)
-    return exchange, Group(ranks / near, place.context_stride * near, fabric, place.blocks)
+    return group(near, stride), group(ranks / near, stride * near)
 
 
 def context_of(problem: Problem, columns: Columns, profile: Profile, ways: Ways | None = None) -> Context:
@@ -1063,7 +1065,10 @@ def context_of(problem: Problem, columns: Columns, profile: Profile, ways: Ways 
     expert_data_ranks = np.maximum(t * c * d / (e * et * ge), 1.0)
     place = placement_of(columns)
     tensor, context, expert, data, stages = profile.fabrics
-    exchange, ring = _context_groups(columns, place, context)
+    # node groups differ in their islands, and say themselves which nodes a stage fills
+    world = columns.num_gpus.astype(np.float64) if problem.cluster.is_homogeneous else None
+    group = partial(Group, blocks=place.blocks, world=world)
+    exchange, ring = _context_groups(columns, place.context_stride, partial(group, fabric=context))
     rows = b * workload.sample_kind.sequences
     return Context(
         model=problem.model,
@@ -1105,14 +1110,14 @@ def context_of(problem: Problem, columns: Columns, profile: Profile, ways: Ways 
         exchanging=columns.exchanging.astype(np.float64),
         exchange_group=exchange,
         ring_group=ring,
-        expert_group=Group(e, et, expert, place.blocks),  # the innermost ranks after expert tp
+        expert_group=group(e, et, expert),  # the innermost ranks after expert tp
         # there may be more of them than tensor ranks
-        expert_tensor_group=Group(et, np.ones_like(et), tensor, place.blocks),
-        data_group=Group(data_ranks, t * g, data, place.blocks),
-        shard_group=Group(shard_ranks, t * g, data, place.blocks),
-        expert_data_group=Group(expert_data_ranks, e * et * ge, data, place.blocks),
-        weight_group=Group(g, t, data, place.blocks),
-        expert_weight_group=Group(ge, e * et, data, place.blocks),
+        expert_tensor_group=group(et, np.ones_like(et), tensor),
+        data_group=group(data_ranks, t * g, data),
+        shard_group=group(shard_ranks, t * g, data),
+        expert_data_group=group(expert_data_ranks, e * et * ge, data),
+        weight_group=group(g, t, data),
+        expert_weight_group=group(ge, e * et, data),
         ways=ways,
     )  # fmt: skip
 

@@ -831,10 +831,10 @@ def least_passes_s(problems: Sequence[Problem], columns: Columns, profile: Profi
         ("exchange_group", "ring_group", "data_group", "shard_group", "expert_data_group", "weight_group",
          "expert_weight_group"), alone,
     )  # fmt: skip
+    beside = replace(ctx.expert_group, blocks=None, world=None)
     rows = _Passes(
-        columns=columns, groups={**free, "expert_group": replace(ctx.expert_group, blocks=None)}, ways=None,
-        of_row=np.arange(len(columns)),
-    )  # fmt: skip
+        columns=columns, groups={**free, "expert_group": beside}, ways=None, of_row=np.arange(len(columns))
+    )
     layout = LayerLayout.of(problems[0].model, problems[0].training)
     parts, least = np.append(layout.cumulative[-1], (1.0, 1.0)), np.full(len(columns), np.inf)
     for _, passes in _passes_under_each(rows, range(len(problems)), problems, profile):

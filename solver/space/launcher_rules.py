@@ -78,7 +78,14 @@ from meshwright.solver.configuration import (
 )
 from meshwright.solver.cost.context import DEFAULT, overlap_limits
 from meshwright.solver.cost.sharding import SHARD_GRADIENTS, SHARD_WEIGHTS
-from meshwright.solver.problem import STANDALONE_STAGES, Problem, Workload, can_start, with_changes
+from meshwright.solver.problem import (
+    STANDALONE_STAGES,
+    Problem,
+    Workload,
+    can_start,
+    per_node_of,
+    with_changes,
+)
 from meshwright.solver.space.request_rules import broken_by, columns_named, constraint_of, names_of
 from meshwright.solver.space.rule import Rule, among
 from meshwright.solver.space.tower_rules import tower_adapter_faults
@@ -1231,6 +1238,19 @@ def _zero_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             ),
             form=("zero_stage == 3",
                   *(f"{model.hidden_size} * {width} % (2 * dp) == 0" for width in sorted(widths))),
+        )  # fmt: skip
+    each = per_node_of(problem)
+    if options.get("quantized_reductions") and problem.cluster.num_nodes > 1:
+        # DeepSpeed 0.19, runtime/comm/coalesced_collectives.py: num_nodes = world // device_count()
+        yield Rule(
+            name=f"{able.launcher} sums gradients in 4 bits on whole nodes",
+            reason=f"the ranks of several nodes are a multiple of {each}",
+            reads=(
+                "tensor_parallel_size", "context_parallel_size", "pipeline_parallel_size",
+                "data_parallel_size",
+            ),
+            violated=lambda c: (c.num_gpus > each) & (c.num_gpus % each != 0),
+            form=(f"num_gpus <= {each} or num_gpus % {each} == 0",),
         )  # fmt: skip
     if _offloads_share(problem) and able.launcher != "none":
         yield Rule(

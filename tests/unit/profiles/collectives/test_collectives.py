@@ -98,6 +98,35 @@ def test_a_group_of_every_second_rank_owns_every_second_rail() -> None:
     assert one(all_gather_s(GB, ranks)) == pytest.approx(46.875e-3)
 
 
+@pytest.mark.parametrize(
+    ("size", "stride", "world", "fewest"),
+    [
+        (7, 1, 7, 7),  # the first 7 GPUs of a node
+        (7, 1, 21, 1),  # of 7 to 13 one is on the first node
+        (4, 1, 20, 4),  # 16 to 19
+        (3, 2, 24, 1),  # 6, 8, 10: one on the first node
+        (25, 1, 50, 1),  # 0 to 24: 8, 8, 8 and 1
+        (11, 2, 22, 3),  # 0 to 20: 4, 4 and 3
+        (12, 1, 24, 4),  # 0 to 11: 8 and 4
+        (16, 1, 48, 8),
+        (5, 8, 40, 1),  # one on each node
+    ],
+)
+def test_of_groups_across_the_end_of_a_node_the_thinnest_counts(
+    size: int, stride: int, world: int, fewest: int
+) -> None:
+    groups = replace(group(size, stride, a_fabric()), world=np.array([float(world)]))
+    counts = [
+        sum(rank // 8 == node for rank in ranks)
+        for start in range(0, world, size * stride)
+        for inner in range(stride)
+        for ranks in [range(start + inner, start + size * stride, stride)]
+        for node in {rank // 8 for rank in ranks}
+    ]
+    assert one(groups.in_island) == fewest == min(counts)
+    assert one(groups.islands) == -(-size // fewest)
+
+
 def test_a_dense_group_uses_every_rail_it_owns() -> None:
     # 32 ranks on 4 nodes: 8 rails of 25 GB/s carry more than the fast link: 31/32 GB at 100 GB/s
     fabric = a_fabric()
