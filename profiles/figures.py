@@ -21,7 +21,10 @@ def gib(value_bytes: float) -> str:
 
 
 def gib_of(used_bytes: float, limit_bytes: float) -> str:
-    """Return ``65.1 of 79.6 GiB``, or ``155 of 40 GiB``: a limit has no more decimals than the used."""
+    """Return ``65.1 of 79.6 GiB``, or ``155 of 40 GiB``.
+
+    The limit has no more decimals than the amount used.
+    """
     used = gib(used_bytes)
     return f"{used} of {gib(limit_bytes) if '.' in used else f'{limit_bytes / GIB:.0f}'} GiB"
 

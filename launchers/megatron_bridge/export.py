@@ -302,13 +302,13 @@ def _adapters(target: Target) -> Values:
     workload, latents = target.workload, target.model.mla
     if not workload.lora_rank:
         return {}
-    of_ours = {"linear_qkv": latent_layers(latents)} if latents else {}
+    layers_of = {"linear_qkv": latent_layers(latents)} if latents else {}
     return {
         "peft.dim": workload.lora_rank,
         "peft.alpha": 2 * workload.lora_rank,
         "peft.dropout": 0.05 if workload.framework_options.get("adapter_dropout") else 0.0,
         "peft.target_modules": tuple(
-            layer for name in workload.lora_targets for layer in of_ours.get(name, (name,))
+            layer for name in workload.lora_targets for layer in layers_of.get(name, (name,))
         ),
         **({"peft.share_expert_adapters": False} if _adapts_experts(target) else {}),
     }
@@ -330,12 +330,12 @@ def adapters_are_priced(target: Target) -> Iterator[FieldError]:
             message="Megatron-Bridge would adapt the vision tower too, which is not priced",
             allowed="0, or --launcher ms-swift",
         )
-    decomposes = target.workload.framework_options.get("dora")
-    if _adapts_experts(target) and (decomposes or target.version in ("", "0.3", "0.4")):
+    is_dora = target.workload.framework_options.get("dora")
+    if _adapts_experts(target) and (is_dora or target.version in ("", "0.3", "0.4")):
         yield FieldError(
             pointer="/workload/lora_targets",
             message="Megatron-Bridge's routed experts share an adapter on each rank, which is not priced",
-            allowed=", ".join(ATTENTION_TARGETS) + "; launcher_version 0.5 or later" * (not decomposes),
+            allowed=", ".join(ATTENTION_TARGETS) + "; launcher_version 0.5 or later" * (not is_dora),
         )
 
 

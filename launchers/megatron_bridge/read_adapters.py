@@ -61,23 +61,23 @@ def adapted(found: LaunchFile, usual: Mapping[str, Any] | str | None, values: Co
     names = [part.strip(" '\"") for part in text.strip("[]").split(",")] if text else None
     targets = _targets(names or stated.get("target_modules", FUSED_TARGETS), line, found.model)
     apart = own.get("share_expert_adapters", ("true", 0))[0].lower() == "false"
-    decomposes = stated.get("scheme") == "dora"
-    if found.model.moe and set(targets) - set(ATTENTION_TARGETS) and (decomposes or not apart):
+    is_dora = stated.get("scheme") == "dora"
+    if found.model.moe and set(targets) - set(ATTENTION_TARGETS) and (is_dora or not apart):
         why = "the experts of a rank share an adapter there, which is not priced"
         raise _refused("target_modules", line, why,
                        "[linear_qkv,linear_proj], or peft.share_expert_adapters=false")  # fmt: skip
     options = dict(found.workload.framework_options)
     if own.get("dropout", (str(stated.get("dropout", 0.0)), 0))[0].lower() not in _OFF:
         options["adapter_dropout"] = True
-    if decomposes:
+    if is_dora:
         options["dora"] = True
     workload = replace(found.workload, lora_rank=rank, lora_targets=targets, framework_options=options)
     return replace(found, workload=workload)
 
 
-def latent_layers(latents: MlaSpec) -> tuple[str, ...]:
-    """Return the layers that read latent attention's inputs and latents, by Megatron-Core's names."""
-    queries = {"linear_q_down_proj", "linear_q_up_proj"} if latents.q_lora_rank else {"linear_q_proj"}
+def latent_layers(mla: MlaSpec) -> tuple[str, ...]:
+    """Return Megatron-Core's names of the projections that replace ``linear_qkv`` in latent attention."""
+    queries = {"linear_q_down_proj", "linear_q_up_proj"} if mla.q_lora_rank else {"linear_q_proj"}
     return tuple(name for name in _OF_LATENTS if name.startswith("linear_kv") or name in queries)
 
 
@@ -91,11 +91,11 @@ def _targets(names: list[str], line: int, model: ModelSpec) -> tuple[str, ...]:
     """Return the adapted layers by our names; those of layers that the model lacks match nothing."""
     found = {name for name in names if model.mixer is not None or name not in _OF_MIXERS}
     if model.mla is not None:
-        lacking = {*latent_layers(model.mla)}
-        if "linear_qkv" in found or (found & lacking and not lacking <= found):
+        layers = {*latent_layers(model.mla)}
+        if "linear_qkv" in found or (found & layers and not layers <= found):
             why = "latent attention has other layers, and some without adapters are not priced"
-            raise _refused("target_modules", line, why, ", ".join(sorted(lacking)))
-        found = found - set(_OF_LATENTS) | ({"linear_qkv"} if lacking <= found else set())
+            raise _refused("target_modules", line, why, ", ".join(sorted(layers)))
+        found = found - set(_OF_LATENTS) | ({"linear_qkv"} if layers <= found else set())
     if strange := sorted(found - set(FUSED_TARGETS)):
         raise _refused("target_modules", line, f"{strange[0][:40]} is not priced", ", ".join(FUSED_TARGETS))
     return tuple(name for name in FUSED_TARGETS if name in found)

@@ -72,10 +72,10 @@ def explain(
         bool,
         typer.Option(
             "--levers",
-            help="Search every change that may train faster: gradient type, optimizer, precision, batch, "
-            "offload, layouts, switches, launcher, one of unlike node groups. With --objective "
-            "energy_per_token, the power limit. Takes a request, or --plan. "
-            "Without either, it takes your newest answer.",
+            help="Search every change that may train faster: gradient type, optimizer, precision, storage "
+            "of frozen weights, packing or padding, batch, offload, layouts, switches, launcher, one of "
+            "unlike node groups. With --objective energy_per_token, the power limit. Takes a request, or "
+            "--plan. Without either, it takes your newest answer.",
         ),
     ] = False,
     why_not: Annotated[

@@ -179,7 +179,7 @@ class LazyGroup(TyperGroup):
         self.commands = _Commands()  # type: ignore[assignment]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - Typer's own types
-        """Parse options of all commands."""
+        """Parse the options that all commands share."""
         convert_where_needed(self.get_params(ctx))
         return super().parse_args(ctx, args)
 

@@ -20,7 +20,10 @@ class RepeatedError(typer.BadParameter):
 
 
 class _Converter:
-    """Typer's converter of a parameter, for values that need one: making it takes 50 ms (pydantic)."""
+    """Typer's converter of a parameter, made only for a value that needs it.
+
+    Pydantic takes 50 ms to make one.
+    """
 
     def __init__(self, parameter: Any) -> None:  # noqa: ANN401 - Typer's own type
         self._made = parameter.get_runtime_param
@@ -39,10 +42,10 @@ class _Converter:
 
 
 def convert_where_needed(parameters: Iterable[Any]) -> None:
-    """Let parameters make no converter for values that are absent, or already of their type."""
-    for one in parameters:
-        if not isinstance(one.get_runtime_param, _Converter):
-            one.get_runtime_param = _Converter(one)
+    """Skip Typer's converter for values that are absent or have their type."""
+    for parameter in parameters:
+        if not isinstance(parameter.get_runtime_param, _Converter):
+            parameter.get_runtime_param = _Converter(parameter)
 
 
 class StrictCommand(TyperCommand):

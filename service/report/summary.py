@@ -300,14 +300,14 @@ def _fits(plan: Plan) -> tuple[str, ...]:
     stage = seen.stages[seen.heaviest_stage] if seen.stages else None
     limit = (stage.memory_limit_bytes if stage else None) or seen.memory_limit_bytes
     risk = figures.risk(seen.out_of_memory_probability).replace("<", "under ").replace(">", "over ")
-    peak = _gib_of(seen.peak_memory_bytes, limit)
+    peak = _rounded_gib(seen.peak_memory_bytes, limit)
     offload = plan.config.offload
     more = () if offload == "none" else (figures.offload_words(offload),)
     when = "" if seen.memory is None else f" {figures.MOMENTS[seen.memory.moment]}"
     return (f"{peak} a GPU{when}, out-of-memory risk {risk}", *more)
 
 
-def _gib_of(used_bytes: float, limit_bytes: float) -> str:
+def _rounded_gib(used_bytes: float, limit_bytes: float) -> str:
     """Return ``65 of 80 GiB``."""
     digits = 1 if abs(limit_bytes - used_bytes) < GIB or used_bytes / GIB < _FEW else 0
     return f"{used_bytes / GIB:.{digits}f} of {limit_bytes / GIB:.{digits}f} GiB"

@@ -433,8 +433,13 @@ def _unshared(configuration: Configuration, problem: Problem, stated: Mapping[st
     if batch % dp:
         message = _unlike_shares(configuration, batch, stated)
         if filling := _filling(problem, stated):
-            name, ranks = filling
-            return FieldError(pointer=pointer("configuration", name), message=message, nearest=str(ranks))
+            name, filled = filling
+            return FieldError(
+                pointer=pointer("configuration", name),
+                message=message,
+                allowed=f"a size with which {usable_gpus(problem)} GPUs share {batch} sequences",
+                nearest=str(filled),
+            )
         return FieldError(
             pointer=pointer("configuration", "data_parallel_size"),
             message=message,
@@ -469,7 +474,10 @@ def _unlike_shares(configuration: Configuration, batch: int, stated: Mapping[str
 
 
 def _filling(problem: Problem, stated: Mapping[str, object]) -> tuple[str, int] | None:
-    """Return the least size with which all GPUs share the batch equally, for who stated no layout."""
+    """Return the smallest tensor or pipeline size with which all GPUs share the batch.
+
+    None if the request states a layout, or no size does.
+    """
     if not _LAYOUT.isdisjoint(stated) or "data_parallel_size" in stated:
         return None
     tried = product(divisors(usable_gpus(problem)), ("tensor_parallel_size", "pipeline_parallel_size"))

@@ -4,8 +4,8 @@ Each comes with other numerics, another script, package or batch, so that no sea
 Its plan is found a few moves away from the answer's own plans and from the rule of thumb, priced under the
 changed request, which takes milliseconds. It has passed the independent check, and a search of the changed
 request finds that plan or a better one, so that the gain is a lower bound. Changes that free memory are
-searched, since a layout far away may then fit, and so are other launchers with pipeline stages
-(``_of_launcher``).
+searched, since a layout far away may then fit. So are batches where the first plan leaves GPUs idle,
+changes with few candidates (``_is_searched``), and some other launchers (``_in_turn``).
 ``every_lever`` searches each change instead, as ``explain --levers`` does.
 
 Work is counted, in configurations and in looks at the clock, so that an answer is the same on every machine
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -84,7 +84,7 @@ from meshwright.solver.space.rule import Rule
 from meshwright.solver.space.rules import rules_of, violation_masks
 
 _GRADIENTS = "gradient_dtype"  # the switch that is a change of the states
-_STATES = {  # the lightest last: these keep no weights in 32 bits
+_STATES = {  # the last two keep no FP32 master weights
     **STATES,
     "adamw-pure-bf16": "16-bit weights and Adam states",
     "adamw-8bit-bf16": "16-bit weights and 8-bit Adam states",
@@ -93,7 +93,7 @@ WORTH = 0.01  # of the first plan's time for each token must a change save to be
 _WORTH_OF = {
     "neighbour": 0.03,  # a batch or length beside the request's own
     "batch": 0.05,  # others: nearly every job trains more tokens a second with a larger batch
-    "packing": 0.05,
+    "batching": 0.05,
     "recipe": WORTH_OF_A_RECIPE,
 }
 
@@ -102,8 +102,8 @@ _WORTH_OF = {
 class Change:
     """A change of a request that the user may decide."""
 
-    # gradients, optimizer, states for both, precision, launcher, batch, neighbour, packing, offload,
-    # package, recipe, group, or the name of a switch or of a layout
+    # gradients, optimizer, states for both, precision, base_precision, launcher, batch, neighbour,
+    # batching, offload, package, recipe, group, or the name of a switch or of a layout
     kind: str
     words: str
     effect: str
@@ -125,8 +125,8 @@ def levers_of(
         profile: its costs.
         answer: its plans.
         watch: its time; what is not tried before it ends is left out.
-        looks: the work of all searches of changes, as much of batches, and twice as much of launchers.
-            Where it ends a search, what is near counts.
+        looks: looks at the clock of all searches of changes. Batches get as many again, and launchers twice
+            as many. Where they end a search, what is near counts.
     """
     if not has_levers(problem, answer):
         return ()
@@ -169,19 +169,20 @@ def _far(
 
 
 _FEW = 3000  # candidates without stages: searching so few takes about as long as trying those nearby
-_FEW_NARROW = 1000  # candidates with stages: a search in 8 bits takes about 0.1 s
+_FEW_WITH_STAGES = 1000  # candidates with stages: a search in 8 bits takes about 0.1 s
 
 
 def _is_searched(change: Change) -> bool:
-    """Return whether a change is searched: it frees memory, so that a plan far away may fit.
+    """Return whether a change is searched: it frees memory, or there are few candidates.
 
-    Among few candidates without stages any change is searched, and among few with stages fp8, whose
-    faster products favour other layouts.
+    With stages only other precisions are searched: faster products favour other layouts.
     """
-    asked, few = change.problem, _FEW
+    asked = change.problem
+    if change.frees_memory:
+        return True
     if _has_stages(asked):
-        few = _FEW_NARROW if change.kind == "precision" else 0
-    return change.frees_memory or (few > 0 and estimated_outer(asked) <= few)
+        return change.kind == "precision" and estimated_outer(asked) <= _FEW_WITH_STAGES
+    return estimated_outer(asked) <= _FEW
 
 
 def _has_stages(problem: Problem) -> bool:
@@ -204,7 +205,7 @@ def has_levers(problem: Problem, answer: Answer) -> bool:
 
 
 def in_order(levers: Iterable[Lever]) -> tuple[Lever, ...]:
-    """Return the levers that are worth naming, the best first, and of each kind and field the best."""
+    """Return the levers worth naming, the best first: one for each kind and set of fields."""
     best = dict[tuple[str, ...], Lever]()
     for one in sorted(levers, key=lambda one: (-one.saves, one.change)):
         if one.saves > worth_of(one.kind):
@@ -416,12 +417,16 @@ def _bases(problem: Problem) -> Iterator[Change]:
         if name != work.base_precision and name in able.base_precisions:
             yield Change(
                 kind="base_precision",
-                words=f"frozen weights in {name}",
-                effect=f"frozen weights have {bits} bits, not those of {work.base_precision}: numerics",
+                words=f"frozen weights in {_written(name)}",
+                effect=f"{bits}-bit frozen weights instead of {_written(work.base_precision)}: numerics",
                 problem=replace(problem, workload=replace(work, base_precision=name)),
                 settings={"workload.base_precision": name},
                 frees_memory=name != "bf16",
             )
+
+
+def _written(base: BasePrecision) -> str:
+    return base.replace("nf4", "NF4")
 
 
 def _switched(problem: Problem) -> Iterator[Change]:
@@ -482,7 +487,7 @@ def _batches(problem: Problem) -> Iterator[Change]:
 
 
 def _with_batch(problem: Problem, size: int) -> Problem:
-    """Return a question with another batch, also on as many more GPUs as the batch is larger."""
+    """Return the request with another batch size, which may also use proportionally more GPUs."""
     own = replace(problem, workload=replace(problem.workload, global_batch_size=size))
     numbers, times = problem.options.num_gpus, size / problem.workload.global_batch_size
     more = (round(number * times) for number in numbers if number * times <= usable_gpus(problem))
@@ -583,13 +588,13 @@ _BATCHINGS: dict[Batching, tuple[str, str]] = {
 
 
 def _batchings(problem: Problem) -> Iterator[Change]:
-    """Yield other ways to make sequences of documents: some pack them into micro-batches of one alone."""
+    """Yield the other batchings. Some launchers pack only with a micro-batch size of 1."""
     work, able = problem.workload, launcher_capabilities(problem.launcher)
     for batching, (words, effect) in _BATCHINGS.items():
         if work.lengths is not None and batching != work.lengths.batching and batching in able.batchings:
             lengths = replace(work.lengths, batching=batching)
             yield Change(
-                kind="packing",
+                kind="batching",
                 words=words,
                 effect=effect,
                 problem=replace(problem, workload=replace(work, lengths=lengths)),
@@ -669,20 +674,18 @@ def _of_launcher(
 ) -> Iterator[Lever]:
     """Yield the levers of other launchers, each saving more than the one before.
 
-    Those with the lowest bounds on their passes are tried first, so that later ones are refuted by theirs.
-    Those to search (``_in_turn``) are searched, others tried near to the first plan and to the fastest
-    before. If one of those saves most, it is searched last.
+    Launchers with low bounds come first, so that their plans refute later ones. One that is not searched is
+    tried near the first plan and near the fastest plan before. If it saves most, it is searched last. If
+    none saves, the preferred launcher is searched.
     """
     of_stacks, saved, best = _of_each_stack(problem), 0.0, None
-    far, known = set[str](), list[Configuration]()
-    for change, floor_s, is_far in _in_turn(of_stacks, profile):
+    turns, known = _in_turn(of_stacks, profile), list[Configuration]()
+    for change, bound_s, is_searched in turns:
         look()
-        if is_far:
-            far.add(change.problem.launcher)
-        if floor_s > _worth_s(problem, change, answer, saved):
+        if bound_s > _worth_s(problem, change, answer, saved):
             continue
         plans, proved = list[_Best](), False
-        if is_far:
+        if is_searched:
             plans, proved = _proved(problem, change, profile, answer, searches, saved=saved)
         if not proved:
             plans = _nearby(problem, change, profile, answer, saved=saved, known=known)
@@ -690,6 +693,7 @@ def _of_launcher(
             lever = _lever(problem, answer, change, plan)
             saved, best, known = lever.saves, None if proved else change, [plan.config]
             yield lever
+    far = {turn.change.problem.launcher for turn in turns if turn.is_searched}
     if of_stacks and not saved and of_stacks[0].problem.launcher not in far:
         best = of_stacks[0]
     if best is not None:
@@ -710,25 +714,31 @@ _FEW_STAGED = 2000  # candidates with stages, over all settings of switches: a s
 _FEW_BOUNDED = 5000  # candidates under each setting, where there are no stages or passes have a bound
 
 
-def _in_turn(changes: Sequence[Change], profile: Profile) -> list[tuple[Change, float, bool]]:
-    """Return launchers with what no step of theirs takes less than, s, and whether to search them.
+class _Turn(NamedTuple):
+    change: Change
+    bound_s: float
+    is_searched: bool
 
-    The best plan may be far from the answer's. The one with the lowest bound on its passes comes first and
-    is searched, and so is every one with few candidates; those without a bound come last.
+
+def _in_turn(changes: Sequence[Change], profile: Profile) -> list[_Turn]:
+    """Return each launcher with a lower bound on its step, in s (0: none), and whether it is searched.
+
+    The one with the lowest bound comes first and is searched, and so is every one with few candidates.
+    Those without a bound come last.
     """
-    known = list[tuple[float, bool, Change]]()
+    turns = list[_Turn]()
     for one in changes:
         look()
         groups, outer = _groups_of(one, profile), estimated_outer(one.problem)
-        floor_s = min(_least_pass_gpu_s(some) for some in groups) / usable_gpus(one.problem)
+        bound_s = min(_least_pass_gpu_s(some) for some in groups) / usable_gpus(one.problem)
         staged_few = _has_stages(one.problem) and outer * sum(map(len, groups)) <= _FEW_STAGED
-        bounded = floor_s > 0.0 or not _has_stages(one.problem)
+        bounded = bound_s > 0.0 or not _has_stages(one.problem)
         few = staged_few or (bounded and outer <= _FEW_BOUNDED)
-        known.append((floor_s, few, one))
-    known.sort(key=lambda one: one[0] or inf)
-    return [
-        (one, floor_s, few or (at == 0 and floor_s > 0.0)) for at, (floor_s, few, one) in enumerate(known)
-    ]
+        turns.append(_Turn(one, bound_s, few))
+    turns.sort(key=lambda turn: turn.bound_s or inf)
+    if turns and turns[0].bound_s > 0.0:
+        turns[0] = turns[0]._replace(is_searched=True)
+    return turns
 
 
 def _least_pass_gpu_s(variants: Sequence[Variant]) -> float:
@@ -746,8 +756,8 @@ def _reduced_in(problem: Problem) -> str:
 def other_launchers(problem: Problem) -> Iterator[Problem]:
     """Yield the question under every other launcher that can express it and may be faster.
 
-    Of those with its own launcher's stack only those are that are preferred to it, or that place stages on
-    unlike nodes.
+    Of the launchers with the same stack it yields those preferred to its own, and those that place stages
+    on unlike nodes.
     """
     own = launcher_capabilities(problem.launcher)
     options = replace(
@@ -842,7 +852,7 @@ def _ways(problem: Problem, answer: Answer) -> list[Problem]:
 def _starts(
     problem: Problem, changed: Problem, answer: Answer, known: Sequence[Configuration]
 ) -> list[Configuration]:
-    """Return configurations to begin with: the first plan, its other chunks, and what a person would try.
+    """Return where to begin: the first plan, its other chunks, ``known``, and what a person would try.
 
     Not the other plans, for levers do not depend on how many are asked for.
     """

@@ -29,7 +29,7 @@ BYPASSES_SYNC = ("zb_1p", "zb_2p", "zb_h1", "zb_h2", "zb_v")  # ranks do not wai
 ANY_COUNT = ("looped_bfs", *V_SHAPED)  # several chunks a rank, and any number of micro-batches
 IN_GROUPS = ("interleaved_1f1b", "interleaved_zb")  # micro-batches in whole groups of one for each stage
 _MANY = 2**20
-_ENDLESS = 2**40  # micro-batches
+_NO_LIMIT = 2**40  # micro-batches
 # Least and most chunks a rank, by schedule; what is not here has one.
 _CHUNKS = {
     "interleaved_1f1b": (2, _MANY), "looped_bfs": (2, _MANY), "interleaved_zb": (2, _MANY),
@@ -153,11 +153,11 @@ def in_flight(columns: Columns) -> IntArray:
     other.
     """
     shapes, shape = shapes_of(columns)  # few among many rows
-    return np.minimum(columns.num_microbatches[:, None], room_of(*shapes.T).take(shape, axis=0))
+    return np.minimum(columns.num_microbatches[:, None], most_in_flight(*shapes.T).take(shape, axis=0))
 
 
 def shapes_of(columns: Columns) -> tuple[IntArray, IntArray]:
-    """Return the distinct stages, chunks a rank and schedules, (k, 3), and each row's place there, (n,)."""
+    """Return the distinct (stages, chunks a rank, schedule), (k, 3), and each row's index there, (n,)."""
     v, schedule = columns.virtual_pipeline_size, columns.pipeline_schedule
     most = int(v.max(initial=1)) + 1
     keys, shape = np.unique(
@@ -167,15 +167,18 @@ def shapes_of(columns: Columns) -> tuple[IntArray, IntArray]:
     return np.stack([*np.divmod(pairs, most), schedule], axis=1), shape
 
 
-def room_of(p: IntArray, v: IntArray, schedule: IntArray) -> IntArray:
-    """Return ``in_flight`` of shapes with endless micro-batches, (k, C); arguments are (k,)."""
+def most_in_flight(p: IntArray, v: IntArray, schedule: IntArray) -> IntArray:
+    """Return the micro-batches in flight of each chunk, (k, C), with no limit on their number.
+
+    Arguments are (k,).
+    """
     p, v, schedule = p[:, None], v[:, None], schedule[:, None]
     chunk = np.arange(int((p * v).max(initial=1)))[None, :]
-    room = _alternating(p, v, chunk)
+    most = _alternating(p, v, chunk)
     if _OWN_COUNT[schedule].any():
-        room = np.where(_ALL_HELD[schedule], _ENDLESS, _zero_bubble(schedule, p, v, room))
-        room = np.where(chunk < p * v, room, 0)
-    return room
+        most = np.where(_ALL_HELD[schedule], _NO_LIMIT, _zero_bubble(schedule, p, v, most))
+        most = np.where(chunk < p * v, most, 0)
+    return most
 
 
 def _alternating(p: IntArray, v: IntArray, chunk: IntArray) -> IntArray:

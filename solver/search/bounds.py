@@ -80,7 +80,7 @@ class Early(NamedTuple):
         """
         runs, prices, v = Runs.of(rows), rows.prices, rows.v[:, None]
         rank, first = np.arange(int(rows.p.max(initial=1)))[None, :], runs.held[:, 0]
-        passes, last = runs.together, rows.p[:, None] == rank + 1
+        passes, last = runs.in_flight, rows.p[:, None] == rank + 1
         so_far, chunks = np.cumsum(runs.held * runs.chunks, axis=1), np.cumsum(runs.chunks, axis=1)
         more = (so_far - chunks * (passes / v)[:, None]).max(axis=1)
         loose, final = last & (v > 1), runs.last_held[:, None] * prices.forward_s[:, -1:]

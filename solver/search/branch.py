@@ -178,20 +178,20 @@ def _spare(most: IntArray, row: Rows) -> int:
     return int(most.sum()) - row.layout.num_layers
 
 
-def dominators(rows: Rows, other: int) -> BoolArray:
-    """Mark the rows on which no split takes longer than on row ``other``, (n,)."""
+def dominators(rows: Rows, row: int) -> BoolArray:
+    """Mark the rows on which no split takes longer than on ``row``, (n,)."""
     columns, prices, layers = rows.columns, rows.prices, rows.columns.recompute_layers
     same = ("pipeline_parallel_size", "virtual_pipeline_size", "num_microbatches", "pipeline_schedule")
     each = [getattr(columns, name) for name in same]
-    alike = np.logical_and.reduce([values == values[other] for values in each])
-    alike &= ~rows.makes_order & ((layers == 0) | (layers == layers[other]))
+    alike = np.logical_and.reduce([values == values[row] for values in each])
+    alike &= ~rows.makes_order & ((layers == 0) | (layers == layers[row]))
     index = np.flatnonzero(alike)
     names = ("forward_s", "backward_s", "weight_gradient_s", "tail_s", *OF_EVERY_RANK)
     seconds = [getattr(prices, name) for name in names]
     seconds.append(prices.backward_s - prices.weight_gradient_s)
     seconds.append(np.where(layers[:, None] == 0, 0.0, prices.replay_s))
     for one in (values.reshape(len(rows), -1) for values in seconds):
-        index = index[(one[index] <= one[other]).all(axis=1)]
+        index = index[(one[index] <= one[row]).all(axis=1)]
     found = np.zeros(len(rows), dtype=np.bool_)
     found[index] = True
     return found

@@ -35,7 +35,8 @@ def without_pandas() -> ModuleType:
     known, flags = sys.modules.get("pandas"), sys.getdlopenflags()
     if known is None:
         sys.modules["pandas"] = _TypesAlone("pandas")
-    sys.setdlopenflags(os.RTLD_LAZY)  # functions of a hundred libraries: found as they are called
+    # look up the symbols of a hundred libraries on first call, not on import
+    sys.setdlopenflags(os.RTLD_LAZY)
     try:
         from ortools.sat.python import cp_model  # noqa: PLC0415 (it takes a third of a second)
     finally:

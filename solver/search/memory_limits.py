@@ -19,7 +19,7 @@ import numpy as np
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import SCHEDULES, BoolArray, FloatArray, IntArray
 from meshwright.solver.cost.stages import EACH_RANK, workspace_bytes
-from meshwright.solver.schedules.schedule import V_SHAPED, room_of, shapes_of
+from meshwright.solver.schedules.schedule import V_SHAPED, most_in_flight, shapes_of
 from meshwright.solver.search.rows import Rows
 
 
@@ -125,14 +125,14 @@ def _most_layers(rows: Rows) -> IntArray:
     kept = rows.least_kept_bytes[:, 0]
     states = rows.prices.state_bytes[:, :1] + _at_once(rows) * rows.prices.gradients_bytes[:, :1]
     each = states[:, None] + kept[:, None, None] * runs.held
-    room = room_beside_ends_bytes(rows, runs.together, runs.held[:, 0, 0], runs.last_held) * _SAFETY
-    most = _balanced(each, runs.chunks, room, rows.v, num_layers)
+    room = room_beside_ends_bytes(rows, runs.in_flight, runs.held[:, 0, 0], runs.last_held) * _SAFETY
+    most = _balanced(each, runs.chunks, room, num_layers)
     several = rows.v > 1
     if rows.uneven_stages and several.any():
         # the model's first chunk may hold fewer than its rank's others
         first, others = room[:, :1] - (least * each[:, 0, 0])[:, None], runs.chunks[:, :, :1].copy()
         others[:, 0] -= 1.0
-        more = _balanced(each[:, :, :1], others, first, rows.v - 1, num_layers)[:, 0]
+        more = _balanced(each[:, :, :1], others, first, num_layers)[:, 0]
         most[:, 0] = np.where(several, np.where(first[:, 0] < 0.0, -1, least + more), most[:, 0])
     most = np.where(room < 0.0, -1, np.minimum(most, num_layers))
     some = np.flatnonzero(rows.prices.ranks_in_turn)
@@ -144,17 +144,18 @@ def _most_layers(rows: Rows) -> IntArray:
 
 @dataclass(frozen=True)
 class Runs:
-    """Chunks of each rank in runs that have as many micro-batches in flight, the model's first ones first.
+    """Chunks of each rank in runs with the same number of micro-batches in flight, in model order.
 
-    There are few: an interleaved rank has 2 p in flight, fewer in one chunk, and p in the others.
+    There are at most two: chunks of an interleaved rank hold p each, but for more in the first (early
+    ranks) or fewer in the last (late ranks).
     """
 
     held: FloatArray  # (n, H, R) micro-batches in flight of each chunk of a run
-    chunks: FloatArray  # (n, H, R) of each run; 0: there is none
+    chunks: FloatArray  # (n, H, R) chunks of each run; 0: no such run
     last_held: FloatArray  # (n,) of the model's last chunk
 
     @cached_property
-    def together(self) -> FloatArray:
+    def in_flight(self) -> FloatArray:
         """Return the micro-batches in flight of all chunks of each rank, (n, R)."""
         return np.asarray((self.held * self.chunks).sum(axis=1))
 
@@ -165,9 +166,9 @@ class Runs:
         found = [_runs_of(*one) for one in shapes.tolist()]
         size = max(len(held) for held, _, _ in found), int(rows.p.max())
         held, chunks = np.zeros((2, len(found), *size))
-        for at, (in_flight, number, _) in enumerate(found):
-            held[at, : len(in_flight), : in_flight.shape[1]] = in_flight
-            chunks[at, : len(in_flight), : in_flight.shape[1]] = number
+        for at, (own, number, _) in enumerate(found):
+            held[at, : len(own), : own.shape[1]] = own
+            chunks[at, : len(own), : own.shape[1]] = number
         last = np.array([one for _, _, one in found])
         return cls(
             held=np.minimum(held.take(shape, axis=0), rows.m[:, None, None]),
@@ -178,12 +179,12 @@ class Runs:
 
 @cache
 def _runs_of(p: int, v: int, schedule: int) -> tuple[FloatArray, FloatArray, float]:
-    """Return ``Runs`` of one shape of pipeline for endless micro-batches."""
-    room = room_of(*np.array([[p], [v], [schedule]])).astype(np.float64)
-    (every,) = by_rank(room, p, np.array([v > 1 and SCHEDULES[schedule] in V_SHAPED]))
+    """Return ``Runs`` of one shape of pipeline, with no limit on the number of micro-batches."""
+    most = most_in_flight(*np.array([[p], [v], [schedule]])).astype(np.float64)
+    (every,) = by_rank(most, p, np.array([v > 1 and SCHEDULES[schedule] in V_SHAPED]))
     run = np.cumsum(np.diff(every, axis=0, prepend=-1.0) != 0.0, axis=0) - 1  # (v, p)
     runs = run == np.arange(int(run.max()) + 1)[:, None, None]
-    return (runs * every).max(axis=1), runs.sum(axis=1, dtype=np.float64), float(room[0, -1])
+    return (runs * every).max(axis=1), runs.sum(axis=1, dtype=np.float64), float(most[0, -1])
 
 
 def _at_once(rows: Rows) -> BoolArray:
@@ -192,20 +193,17 @@ def _at_once(rows: Rows) -> BoolArray:
     return np.asarray((in_turn > 0) & (np.arange(int(rows.p.max(initial=1))) >= in_turn))
 
 
-def _balanced(
-    each: FloatArray, chunks: FloatArray, room: FloatArray, number: IntArray, num_layers: int
-) -> IntArray:
+def _balanced(each: FloatArray, chunks: FloatArray, room: FloatArray, num_layers: int) -> IntArray:
     """Count fitting layers if chunks differ by at most one and later ones, which hold less, are larger.
 
     Args:
         each: bytes of a layer in each chunk of a run of each rank, (n, H, R).
-        chunks: of each run, (n, H, R); 0 where there is none.
+        chunks: of each run, (n, H, R); 0: no such run.
         room: bytes that each rank has left, (n, R).
-        number: of chunks of a rank, (n,).
         num_layers: of the model; no more are counted.
     """
     whole, each = each * chunks, np.maximum(each, 1.0)  # absent ranks may hold 0
-    round_bytes, count = np.maximum(whole.sum(axis=1), 1.0), number[:, None]
+    round_bytes, count = np.maximum(whole.sum(axis=1), 1.0), chunks.sum(axis=1)
     rounds = np.minimum(np.floor(np.maximum(room, 0.0) / round_bytes), num_layers)
     rest, more = room - rounds * round_bytes, np.zeros_like(room)
     for run in range(each.shape[1] - 1, -1, -1):

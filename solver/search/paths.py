@@ -15,8 +15,8 @@ absence: the rank of a large chunk works all its micro-batches on it, then turns
 The weights are found by fictitious play (Robinson 1951, An iterative method of solving a game): the longest
 path of the average split joins the average of paths, and the split that is best against that average joins
 the average of splits. Every average on the way is a valid bound, so the largest one counts. Parts of a box
-begin with its averages, and rows with pipelines of one shape with those of the row before them. A row with
-no shorter passes than another one's (``branch.dominators``) is bounded by that first.
+begin with its averages, and rows with pipelines of one shape with those of the row before them. A row
+starts from the largest bound of the rows that dominate it (``branch.dominators``).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ROUNDS = 24  # longest paths that join the averages of a row before the next on
 _MOST_ROUNDS = 480  # of one row
 _DIVIDED = 60  # paths in the average of a box before it is divided
 _INHERITED = 24  # paths that this average counts for in the parts
-_NEARER = 0.1  # of the way from the best average to the latest one: the one between is mostly better
+_NEARER = 0.1  # share of the way from the best average to the latest, where the bound is usually higher
 # Shares of the way from the known bound to the target up to which all rows are raised in turn, so that the
 # effort raises the least bound first; more of them cost more than they spare.
 _STAGES = (0.85, 1.0)
@@ -305,7 +305,7 @@ class _Row:
         return self.rounds < _MOST_ROUNDS
 
     def _follow(self, limit_s: float) -> None:
-        """Bound new boxes by the boxes that they are parts of, and below a limit by the best averages."""
+        """Bound new boxes by their parents' bounds, and those below a limit by the best averages."""
         game = self.game
         while (known := len(self.end_s)) < len(game.boxes):
             late = np.flatnonzero(game.parent[known:] >= known)  # parts of boxes that are new themselves
@@ -356,7 +356,7 @@ def least_average_s(rows: Rows, low_s: FloatArray, target_s: float, effort: Simu
     least of all is as high as the effort allows. Memory is left aside.
     """
     games, begun = dict[PathShape, _Game](), dict[int, _Row]()
-    path_s = np.zeros(len(rows))  # bounds by averages, which hold for rows of the shape with longer passes
+    average_s = np.zeros(len(rows))  # bounds by averages, which hold for the rows that a row dominates
     waiting: list[tuple[float, int]] = [(bound, at) for at, bound in enumerate(low_s.tolist())]
     heapq.heapify(waiting)
     begin_s = float(low_s.min(initial=target_s))
@@ -364,8 +364,8 @@ def least_average_s(rows: Rows, low_s: FloatArray, target_s: float, effort: Simu
         while waiting and waiting[0][0] < min(stage_s, target_s):
             bound, at = waiting[0]
             row = rows.take([at])
-            if at not in begun and (held_s := float(path_s[dominators(rows, at)].max())) > bound:
-                heapq.heapreplace(waiting, (held_s, at))
+            if at not in begun and (dominated_s := float(average_s[dominators(rows, at)].max())) > bound:
+                heapq.heapreplace(waiting, (dominated_s, at))
                 continue
             if at not in begun:
                 line, shape = _Line.of(row), PathShape.of(row)
@@ -377,6 +377,6 @@ def least_average_s(rows: Rows, low_s: FloatArray, target_s: float, effort: Simu
             step_s = float(step_of_end_s(end_s, prices.straggler[0], prices.fixed_s[0]) * SAFETY)
             if not more and step_s < stage_s:  # the others are bounded as far as that takes no effort
                 target_s = min(target_s, max(bound, step_s))
-            path_s[at] = step_s
+            average_s[at] = step_s
             heapq.heapreplace(waiting, (max(bound, step_s), at))
     return target_s

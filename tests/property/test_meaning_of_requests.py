@@ -178,7 +178,8 @@ def everything(problem: Problem, answer: Answer) -> list[Tried]:
 def listed(problem: Problem, some: list[Tried], by: list[Tried]) -> list[Tried]:
     """Those that may be listed: on fewer GPUs they are faster than every one in ``by`` on the most usable.
 
-    Of diverse ones on fewer GPUs each is the best of its mesh: of one rank with any ZeRO stage.
+    On fewer GPUs each diverse plan is the best of its mesh. Plans of equal score and ``layout_of`` all
+    count: of one rank under any ZeRO stage.
     """
     if problem.options.gpus == "fewest" or not leaves_nodes_open(problem):
         return some
