@@ -19,7 +19,7 @@ from meshwright.solver.answer import Prediction
 from meshwright.solver.check import violations
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.explain.alternatives import settle
-from meshwright.solver.explain.remedies import fastest
+from meshwright.solver.explain.remedies import fastest_on_all
 from meshwright.solver.explanation import NearbyShape, ShapeAdvice
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
@@ -45,7 +45,7 @@ def shape_advice(
         most: shapes in the answer.
     """
     profile = replace(profile, layers=None)
-    best = fastest(problem, profile)
+    best = fastest_on_all(problem, profile)
     if best is None or best == "unknown":
         return best
     own, used = problem.model.num_parameters(), problem.model.num_active_parameters()
@@ -76,7 +76,7 @@ def _priced(
 ) -> NearbyShape | Literal["unknown"] | None:
     change, why, model = nearby_shape
     there = replace(problem, model=model)
-    found = fastest(there, profile)
+    found = fastest_on_all(there, profile)
     if found is None or found == "unknown":
         return found
     config, prediction = found

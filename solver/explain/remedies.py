@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, combinations
-from math import ceil
+from math import ceil, inf
 from typing import Any, Literal
 
 from meshwright.profiles.capabilities import launcher_capabilities, launcher_names, launchers_of
@@ -58,14 +58,22 @@ from meshwright.solver.problem import (
     SearchOptions,
     Workload,
     batch_sizes,
+    may_use_fewer,
     under_last_setting,
     usable_gpus,
     with_batch,
 )
 from meshwright.solver.search.feasible import none_fits
+from meshwright.solver.search.fewer_gpus import score_of_s, waves
 from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.priced_space import have_room, priced_space
-from meshwright.solver.space.enumerate import enumerate_space, is_too_large, refuted_space, with_whole
+from meshwright.solver.space.enumerate import (
+    Space,
+    enumerate_space,
+    is_too_large,
+    refuted_space,
+    with_whole,
+)
 from meshwright.solver.space.request_rules import with_group_renamed, without_limits
 
 # --------------------------------------------------------------------------------------------------
@@ -564,9 +572,49 @@ def problem_of_remedy(
 
 
 def fastest(problem: Problem, profile: Profile) -> Fastest:
+    """Return the fastest plan on at most all GPUs; None: nothing fits on all of them (proved)."""
+    best = fastest_on_all(problem, profile)
+    if best is None or best == "unknown" or not may_use_fewer(problem):
+        return best
+    return _fastest_on_fewer(problem, profile, best)
+
+
+def fastest_on_all(problem: Problem, profile: Profile) -> Fastest:
     """Return the first of ``first_plans``; None: nothing fits (proved)."""
     found = first_plans(problem, profile, 1)
     return found if found == "unknown" else next(iter(found), None)
+
+
+def _fastest_on_fewer(
+    problem: Problem, profile: Profile, best: tuple[Configuration, Prediction]
+) -> tuple[Configuration, Prediction]:
+    """Return the fastest plan on at most all GPUs, ``best`` unless one on fewer is faster."""
+
+    def score_s() -> float:
+        return score_of_s(problem, *best)
+
+    for fewer in waves(problem, profile, score_s, best[0].num_gpus):
+        found = _first_within(fewer, profile, score_s())
+        best = min([best, *found], key=lambda plan: score_of_s(problem, *plan))
+    return best
+
+
+def _first_within(
+    problem: Problem, profile: Profile, limit_s: float
+) -> list[tuple[Configuration, Prediction]]:
+    """Return a problem's first plan if it is within a score; none where configurations are too many."""
+    for wide in (False, True):
+        several = len(problem.options.num_gpus) > 1  # usual candidates of which are few together
+        if (wide or not several) and is_too_large(problem, wide=wide):
+            break
+        space = enumerate_space(problem, legal_only=True, wide=wide)
+        frontier = _run(problem, profile, space, 1, limit_s)
+        if frontier.ranked:
+            found = _checked(problem, profile, frontier)
+            return [] if found == "unknown" else found
+        if frontier.fits or space.every or _is_refuted(problem, profile):  # what fits is slower
+            break
+    return []
 
 
 def first_plans(
@@ -587,13 +635,24 @@ def first_plans(
     space = enumerate_space(problem, legal_only=True, wide=wide)
     if not wide and none_fits(problem, profile, space.rows) and _is_refuted(problem, profile):
         return []
-    frontier = Frontier.of(priced_space(problem, profile, space.rows), most)
-    frontier.run(lambda _: False)
-    look()  # a frontier ends in silence where the time is over
+    frontier = _run(problem, profile, space, most)
     if not frontier.ranked:
         return [] if space.every else first_plans(problem, profile, most, wide=True)
+    return _checked(problem, profile, frontier)
+
+
+def _run(problem: Problem, profile: Profile, space: Space, most: int, limit_s: float = inf) -> Frontier:
+    frontier = Frontier.of(priced_space(problem, profile, space.rows), most, limit_s)
+    frontier.run(lambda _: False)
+    look()  # a frontier ends in silence where the time is over
+    return frontier
+
+
+def _checked(
+    problem: Problem, profile: Profile, frontier: Frontier
+) -> list[tuple[Configuration, Prediction]] | Literal["unknown"]:
     found = []
-    for ranked in frontier.ranked[:most]:
+    for ranked in frontier.ranked:
         (config,) = frontier.rows.take([ranked.row]).configurations([ranked.split])
         if any(violations(problem, profile, config)):
             return "unknown"

@@ -10,21 +10,22 @@ all of its numbers, bounded by the plans that are found.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice, takewhile
 from math import inf
 
 from meshwright.profiles.profile import Profile
-from meshwright.solver.answer import Answer, Plan, RankFloors, Status, status_of_all, with_gaps
+from meshwright.solver.answer import Answer, Plan, Prediction, RankFloors, Status, status_of_all, with_gaps
 from meshwright.solver.clock import Watch, relative_gap
-from meshwright.solver.configuration import BoolArray, Columns, FloatArray
+from meshwright.solver.configuration import BoolArray, Columns, Configuration, FloatArray
 from meshwright.solver.cost.objective import claim_of, is_plain
 from meshwright.solver.problem import Problem, on_gpus, per_node_of, usable_gpus
 from meshwright.solver.search.frontier import NO_RIVALS, Rivals
 from meshwright.solver.search.gpu_seconds import least_gpu_s, least_passes
-from meshwright.solver.search.priced_space import have_room
+from meshwright.solver.search.priced_space import Room, have_room
 from meshwright.solver.space.enumerate import (
     MOST_OUTER,
     estimated_outer,
@@ -43,8 +44,12 @@ IDLE = "idle"  # the note of an answer with a first plan that leaves GPUs idle
 
 def score_s(problem: Problem, plan: Plan) -> float:
     """Return what a plan is ranked by: its step, of the request's number of sequences."""
-    share = problem.workload.global_batch_size / plan.config.global_batch_size
-    return plan.prediction.step_time_s * share
+    return score_of_s(problem, plan.config, plan.prediction)
+
+
+def score_of_s(problem: Problem, config: Configuration, prediction: Prediction) -> float:
+    """Return what a configuration is ranked by, as ``score_s``."""
+    return prediction.step_time_s * problem.workload.global_batch_size / config.global_batch_size
 
 
 def at_most_all(
@@ -77,8 +82,7 @@ def at_most_all(
     has_rows = bool(answers[0].plans) or answers[0].status == "optimal"  # mere rivals' plans are faster
     usual = has_rows and answers[0].space == "usual"
     with watch.closing().cut():
-        searched = numbers_of_gpus(problem)
-        others = (n for n in fewer_gpus(problem, each_s / known.last_s) if n not in searched)
+        others = _others(problem, each_s / known.last_s)
         largest = [*islice(others, 1)]
         few = usual or problem.model.moe is None  # passes; all those of experts are sooner searched
         if largest and known.last_s < inf and few:
@@ -88,9 +92,10 @@ def at_most_all(
         numbers = [*takewhile(lambda n: n * known.last_s >= each_s, chain(largest, others))]
         counted = True
     while numbers and not watch.interrupted():
-        wave, numbers = _wave(problem, profile, numbers)
-        if not wave:
+        if not have_room(on_gpus(problem, (numbers[0],)), profile):
+            numbers = []
             break
+        wave, numbers = _wave(problem, numbers)
         rivals_of_wave = replace(known, least_s=least_s)
         answers.append(_searched(problem, wave, rivals_of_wave, search, usual=usual, watch=watch))
         known = _to_beat(problem, answers, rivals)
@@ -98,6 +103,34 @@ def at_most_all(
     most = numbers[0] if counted and numbers else usable_gpus(problem)
     unsearched_s = each_s / most if numbers or not counted else inf
     return _joined(problem, profile, answers, watch, unsearched_s)
+
+
+def waves(
+    problem: Problem, profile: Profile, last_s: Callable[[], float], num_gpus: int
+) -> Iterator[Problem]:
+    """Yield the problem on fewer GPUs, many numbers at once, that have room and may beat a score.
+
+    Args:
+        problem: a problem with a plan.
+        profile: its prices.
+        last_s: returns the score to beat, seconds.
+        num_gpus: GPUs of the best plan of a search on all.
+    """
+    each_s, room = least_gpu_s(problem, profile), Room.of(problem, profile)
+    fewest = 1 + bisect_left(range(1, num_gpus), True, key=room.on)
+    least = max(each_s / last_s(), fewest)
+    others = fewer_gpus(problem, least) if num_gpus == usable_gpus(problem) else _others(problem, least)
+    numbers = list(others)
+    while numbers:
+        wave, numbers = _wave(problem, numbers, share=0.0)  # few have a faster plan: one search costs less
+        yield on_gpus(problem, tuple(wave))
+        numbers = [n for n in numbers if n * last_s() >= each_s]
+
+
+def _others(problem: Problem, least: float) -> Iterator[int]:
+    """Yield the numbers of GPUs, down to ``least``, that a search on all of them leaves out."""
+    searched = numbers_of_gpus(problem)
+    return (n for n in fewer_gpus(problem, least) if n not in searched)
 
 
 def _to_beat(problem: Problem, answers: Sequence[Answer], rivals: Rivals) -> Rivals:
@@ -108,12 +141,10 @@ def _to_beat(problem: Problem, answers: Sequence[Answer], rivals: Rivals) -> Riv
     return NO_RIVALS if last == inf else Rivals(best, last * _ROUNDING, rivals.of_meshes)
 
 
-def _wave(problem: Problem, profile: Profile, numbers: list[int]) -> tuple[list[int], list[int]]:
-    """Return the numbers to search next, and those behind; none where the model has no room on them."""
-    if not have_room(on_gpus(problem, (numbers[0],)), profile):
-        return [], []
+def _wave(problem: Problem, numbers: list[int], share: float = _WAVE) -> tuple[list[int], list[int]]:
+    """Return the numbers to search next, and those behind."""
     rows, size = 0.0, 0
-    while size < len(numbers) and numbers[size] >= _WAVE * numbers[0]:
+    while size < len(numbers) and numbers[size] >= share * numbers[0]:
         rows += estimated_outer(on_gpus(problem, (numbers[size],)))
         if size and rows > MOST_OUTER:
             break

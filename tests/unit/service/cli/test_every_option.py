@@ -35,7 +35,7 @@ from meshwright.service.requests.parse import parse_problem
 from meshwright.service.tuning.decide import short_list, standing
 from meshwright.solver.calibration.calibrate import calibrate
 from meshwright.solver.calibration.measured import compared
-from meshwright.solver.explain.remedies import fastest, first_plans
+from meshwright.solver.explain.remedies import fastest_on_all, first_plans
 from meshwright.solver.planner.fits import fit_of
 from meshwright.solver.runs.table import CATALOG_RUNS
 from meshwright.solver.space.launcher_choice import launchers_able
@@ -94,7 +94,7 @@ SHARED = {
     "meshwright.service.cli.tune.short_list": remembering(short_list),
     "meshwright.service.cli.tune.standing": remembering(standing),
     "meshwright.service.replan.finish.first_plans": remembering(first_plans),
-    "meshwright.solver.explain.model_shapes.fastest": remembering(fastest),
+    "meshwright.solver.explain.model_shapes.fastest_on_all": remembering(fastest_on_all),
     "meshwright.solver.planner.fits.fit_of": remembering(fit_of),
     "meshwright.solver.space.launcher_choice.launchers_able": (
         lambda problem: tuple(name for name in launchers_able(problem) if name in _FEW)

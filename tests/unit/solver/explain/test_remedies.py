@@ -82,6 +82,26 @@ def test_changes_that_keep_the_machines_come_first_each_kind_by_its_price() -> N
     assert prices == sorted(prices)
 
 
+def test_a_change_shows_the_plan_on_fewer_gpus_where_the_changed_request_gets_it() -> None:
+    # 35 sequences go to 7 replicas, faster than any layout of 8 GPUs, and 8 heads do not go to 3 ranks
+    model = a_model(num_layers=4, hidden_size=1024, ffn_hidden_size=4096, num_attention_heads=8)
+    cluster, pin = a_cluster(num_nodes=1), {"tensor_parallel_size": 3}
+    problem = a_problem(model=model, cluster=cluster, batch=35, certify="none", top_k=1, pin=pin)
+    profile = default_profile(cluster, problem.launcher)
+    found = ask(problem, profile).infeasible
+    assert found is not None
+    offered = next(one for one in found.remedies if one.change.startswith("without pin "))
+    asked = replace(problem, options=replace(problem.options, pin={}))
+    best = search(asked, profile).plans[0]
+    assert (offered.num_gpus, offered.config) == (7, best.config)
+    assert offered.step_time_s == best.prediction.step_time_s
+    named = replace(asked, options=replace(asked.options, num_gpus=(8,)))
+    on_all = fastest(named, profile)  # all GPUs are searched alone where their number is named
+    assert isinstance(on_all, tuple)
+    assert on_all[0].num_gpus == 8
+    assert on_all[1].step_time_s > best.prediction.step_time_s
+
+
 def test_no_fewer_nodes_than_those_that_are_offered_have_a_plan() -> None:
     problem, found = reasons(6.0)
     profile = default_profile(problem.cluster, problem.launcher)
