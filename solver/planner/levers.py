@@ -59,6 +59,7 @@ from meshwright.solver.problem import (
     WEIGHT_SHARDS,
     Problem,
     Workload,
+    can_start,
     left_closed,
     may_use_fewer,
     on_gpus,
@@ -82,6 +83,7 @@ from meshwright.solver.space.launcher_rules import (
 from meshwright.solver.space.request_rules import limited_by
 from meshwright.solver.space.rule import Rule
 from meshwright.solver.space.rules import rules_of, violation_masks
+from meshwright.solver.splits import divisors
 
 _GRADIENTS = "gradient_dtype"  # the switch that is a change of the states
 _STATES = {  # the last two keep no FP32 master weights
@@ -219,16 +221,22 @@ def worth_of(kind: str) -> float:
 
 
 def _under_first(problem: Problem, answer: Answer) -> Problem:
-    """Return the request under the launcher of the first plan, asked for one plan.
-
-    If that plan leaves GPUs idle, on as many GPUs, or on all.
-    """
+    """Return the request under the launcher of the first plan, asked for one plan."""
     first = answer.ranking[0]
     own = problem.under(first.launchers[0]) if first.launchers else problem
     options = replace(own.options, top_k=1, certify="none", diverse=False)
-    own = replace(own, options=options)
-    numbers = (first.config.num_gpus, usable_gpus(own))
-    return on_gpus(own, numbers) if _leaves_idle(own, answer) and may_use_fewer(own) else own
+    return _on_few_numbers(replace(own, options=options), answer)
+
+
+def _on_few_numbers(problem: Problem, answer: Answer) -> Problem:
+    """Return a request on as many GPUs as the first plan, on all, or on the most that share the batch."""
+    every, batch = usable_gpus(problem), problem.workload.global_batch_size
+    if not may_use_fewer(replace(problem, options=replace(problem.options, num_gpus=()))):
+        return problem
+    replicas = max(size for size in divisors(batch) if size <= every)
+    shared = replicas << (every // replicas).bit_length() - 1  # with tensor ranks or stages
+    numbers = {answer.ranking[0].config.num_gpus, every, *([shared] if can_start(problem, shared) else [])}
+    return problem if numbers == {every} else on_gpus(problem, tuple(numbers))
 
 
 def _leaves_idle(problem: Problem, answer: Answer) -> bool:
@@ -678,7 +686,10 @@ def _of_launcher(
     tried near the first plan and near the fastest plan before. If it saves most, it is searched last. If
     none saves, the preferred launcher is searched.
     """
-    of_stacks, saved, best = _of_each_stack(problem), 0.0, None
+    of_stacks = [
+        replace(one, problem=_on_few_numbers(one.problem, answer)) for one in _of_each_stack(problem)
+    ]
+    saved, best = 0.0, None
     turns, known = _in_turn(of_stacks, profile), list[Configuration]()
     for change, bound_s, is_searched in turns:
         look()
@@ -859,7 +870,8 @@ def _starts(
     able, first = launcher_capabilities(changed.launcher), answer.ranking[0].config
     if first.zero_stage not in able.zero_stages:
         first = replace(first, zero_stage=max(able.zero_stages))
-    numbers = dict.fromkeys((first.num_gpus, usable_gpus(changed)))  # a change may need those that are idle
+    # a change may need those that are idle, or leave others idle
+    numbers = dict.fromkeys((first.num_gpus, *changed.options.num_gpus, usable_gpus(changed)))
     replicated = [_with_replicas(first, num_gpus) for num_gpus in numbers]
     chunked = _chunked(first, changed.model.num_layers)
     own = [settle(changed, one) for one in (*replicated, *chunked, *known)]
