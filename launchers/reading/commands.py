@@ -48,6 +48,7 @@ _STARTERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 _TITANS = "run_train.sh"  # torchtitan's
 _FILES = (".json", ".yaml", ".yml", ".toml", ".sh")
 _GPUS = re.compile(r"(?:^|,)(?:gres/)?gpu(?::[A-Za-z][\w.-]*)?(?:[:=](\d+))?(?=$|[,(])")  # of --gres
+_ONE_NUMBER = re.compile(r"\bGPUS_PER_NODE=\d")
 _IDLE = re.compile(r"\bNodes: (\d{1,9}) of (\d{1,9}) .*, (\d{1,9}) idle on the last\b")
 _Texts = tuple[tuple[str, str], ...]  # by name
 _MODULES = ("trl.scripts.",)  # programs that python -m starts
@@ -665,8 +666,11 @@ def world_of(text: str, script: Script, command: Command | None = None) -> World
 
 
 def short_world(text: str) -> World | None:
-    """Return the ranks of an exported file whose last node starts fewer than the others; None of others."""
-    found = _IDLE.search(text)
+    """Return the ranks of an exported file whose last node starts fewer than the others; None of others.
+
+    Of a script in which someone has set one number for all nodes the header no longer counts.
+    """
+    found = None if _ONE_NUMBER.search(text) else _IDLE.search(text)
     nodes, each, idle = map(int, found.groups()) if found else (0, 0, 0)
     return World(nodes, each, idle_gpus=idle) if found else None
 

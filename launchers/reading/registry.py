@@ -491,7 +491,8 @@ def _require_divided(found: LaunchFile) -> None:
     config, heads, length = found.configuration, found.model.num_attention_heads, found.workload.seq_length
     tp, cp = config.tensor_parallel_size, config.context_parallel_size
     slices = math.lcm(2 * cp if cp > 1 else 1, cp * (tp if config.sequence_parallel else 1))
-    started = found.started_gpus
+    started, idle = found.started_gpus, found.idle_gpus
+    short = f", {idle} fewer on the last," if idle else ""
     rules = (
         (
             heads % tp,
@@ -511,9 +512,9 @@ def _require_divided(found: LaunchFile) -> None:
             started and started != config.num_gpus,
             "world size",
             (
-                f"{found.num_nodes} nodes of {found.gpus_per_node} processes are {started}, but tp {tp} × "
-                f"cp {cp} × pp {config.pipeline_parallel_size} × dp {config.data_parallel_size} is "
-                f"{config.num_gpus}"
+                f"{found.num_nodes} nodes of {found.gpus_per_node} processes{short} are {started}, but "
+                f"tp {tp} × cp {cp} × pp {config.pipeline_parallel_size} × "
+                f"dp {config.data_parallel_size} is {config.num_gpus}"
             ),
             f"{config.num_gpus} processes",
             str(config.num_gpus),

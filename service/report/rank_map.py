@@ -6,8 +6,9 @@ parallel ranks share out the tp * cp * dp ranks of a stage, in the order in whic
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from meshwright.profiles.cluster import ClusterSpec, LinkSpec, NodeGroup
 from meshwright.profiles.units import GB
@@ -16,6 +17,7 @@ from meshwright.solver.answer import Plan
 from meshwright.solver.configuration import SHORT_NAMES, Configuration
 
 MOST_NODES = 16  # that are drawn
+_TRIED_GROUPS = 4096  # of an axis
 _SHOWN_RANKS = 8  # of one group in words
 
 
@@ -163,15 +165,14 @@ class _Ranks:
 
 
 def _axis(axis: str, mesh: _Ranks, group: NodeGroup) -> AxisRow:
-    gpus = mesh.group_of_first(axis)
-    islands = len({gpu // group.island_gpus for gpu in gpus})
+    gpus, islands, each = _most_apart(axis, mesh, group.island_gpus)
     in_a_row = mesh.config.rank_order.endswith("pp")  # the ranks of a stage follow one another
     steps = {after - before for before, after in pairwise(gpus)}
     if islands == 1:
         words = f"stays inside an island of {group.island_gpus} GPUs: {_link(group.intra_node)}"
     elif islands < len(gpus):
         words = (
-            f"{len(gpus) // islands} ranks in each of {islands} islands: {_link(group.intra_node)}, then "
+            f"{each} ranks in each of {islands} islands: {_link(group.intra_node)}, then "
             f"{_link(group.inter_node)}"
         )
     else:
@@ -185,6 +186,20 @@ def _axis(axis: str, mesh: _Ranks, group: NodeGroup) -> AxisRow:
         crosses=words,
         group=shown + (f" … {gpus[-1]}" if len(gpus) > _SHOWN_RANKS else ""),
     )
+
+
+def _most_apart(axis: str, mesh: _Ranks, island_gpus: int) -> tuple[list[int], int, str]:
+    """Return the GPUs of the first group on most islands, how many these are, and the GPUs on each."""
+    first, best = mesh.group_of_first(axis), (0, 0)
+    gpus, each = first, ""
+    starts = (gpu for gpu in range(mesh.config.num_gpus) if mesh.rank(axis, gpu) == 0)
+    for start in islice(starts, _TRIED_GROUPS):
+        found = [start + gpu for gpu in first]
+        counts = Counter(gpu // island_gpus for gpu in found).values()
+        few, many = min(counts), max(counts)
+        if (len(counts), -few) > best:
+            best, gpus, each = (len(counts), -few), found, str(few) if few == many else f"{few} to {many}"
+    return gpus, best[0], each
 
 
 def _link(link: LinkSpec) -> str:

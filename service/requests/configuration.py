@@ -32,7 +32,7 @@ from meshwright.solver.configuration import (
     settled_on_groups,
 )
 from meshwright.solver.predict import where_pages_lie
-from meshwright.solver.problem import Problem, lacking_gpus, usable_gpus
+from meshwright.solver.problem import Problem, lacking_gpus, per_node_of, usable_gpus
 from meshwright.solver.space import rules
 from meshwright.solver.splits import divisors, even_split, launcher_split, usual_split
 
@@ -476,11 +476,12 @@ def _unlike_shares(configuration: Configuration, batch: int, stated: Mapping[str
 def _filling(problem: Problem, stated: Mapping[str, object]) -> tuple[str, int] | None:
     """Return the smallest tensor or pipeline size with which all GPUs share the batch.
 
-    None if the request states a layout, or no size does.
+    None if the request states a layout, or no size within a node does.
     """
     if not _LAYOUT.isdisjoint(stated) or "data_parallel_size" in stated:
         return None
-    tried = product(divisors(usable_gpus(problem)), ("tensor_parallel_size", "pipeline_parallel_size"))
+    few = [size for size in divisors(usable_gpus(problem)) if size <= per_node_of(problem)]
+    tried = product(few, ("tensor_parallel_size", "pipeline_parallel_size"))
     return next(
         ((name, size) for size, name in tried if _fits_together(problem, {**stated, name: size}, True)),
         None,

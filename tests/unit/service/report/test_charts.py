@@ -171,6 +171,14 @@ def test_ranks_run_tp_cp_dp_pp_and_say_which_link_they_cross() -> None:
     assert len(found.nodes) == 16
 
 
+def test_of_groups_that_lie_differently_the_one_most_apart_is_shown() -> None:
+    config = a_configuration(tensor_parallel_size=1, data_parallel_size=7, pipeline_parallel_size=3)
+    by_axis = {row.axis: row for row in rank_map(replace(a_plan(), config=config), a_cluster()).axes}
+    # stage 0 is GPUs 0 to 6 of the first node; stage 1 is GPUs 7 to 13, of which the first has one
+    assert by_axis["dp"].group == "7, 8, 9, 10, 11, 12, 13"
+    assert by_axis["dp"].crosses.startswith("1 to 6 ranks in each of 2 islands")
+
+
 def test_ranks_follow_the_order_of_the_configuration() -> None:
     config = a_configuration(
         tensor_parallel_size=2, data_parallel_size=16, pipeline_parallel_size=4, expert_parallel_size=4,
