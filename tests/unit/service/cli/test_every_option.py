@@ -221,7 +221,7 @@ OF_A_SEARCH: dict[str, Case | str] = {
 }
 OF_A_RANKING: dict[str, Case | str] = {
     "--top-k": "1",
-    "--diverse": "--no-diverse",
+    "--diverse": Case("--no-diverse", beside="--num-nodes 2 --top-k 6"),
     "--pareto": "",
     "--differ": "tp",
     "--within": Case("0.001", beside="--differ tp"),
