@@ -425,7 +425,7 @@ def named_launcher(raw: Mapping[str, Any]) -> tuple[float, str, float]:
                 "axolotl",
             ),
             "megatron-bridge",
-            0.33,
+            0.32,
         ),
     ],
     ids=["stages", "experts"],
