@@ -99,8 +99,9 @@ class Shares:
         fields.stop()
         idle = doubled if by_deepspeed else (PLUGIN_COUNT,)  # not passed on otherwise (utils/launch.py)
         values = {**own, **{name: one for name, one in options.items() if name not in idle}}
-        if (world := short_world(source.text)) is not None:  # of all nodes, each of which states its own
-            values["num_processes"] = replace(values["num_processes"], value=world.num_gpus)
+        world, processes = short_world(source.text), values.get("num_processes")
+        if world is not None and processes is not None:  # of all nodes, each of which states its own
+            values["num_processes"] = replace(processes, value=world.num_gpus)
         why = f"which does nothing {_WITHOUT_USE[by_deepspeed]}"
         notes = [
             f"line {one.line} of the command: {name} is {shown(str(one.value))}, "

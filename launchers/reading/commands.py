@@ -672,7 +672,7 @@ def short_world(text: str) -> World | None:
     """
     found = None if _ONE_NUMBER.search(text) else _IDLE.search(text)
     nodes, each, idle = map(int, found.groups()) if found else (0, 0, 0)
-    return World(nodes, each, idle_gpus=idle) if found else None
+    return World(nodes, each, idle_gpus=idle) if idle < each else None
 
 
 def _lacking(script: Script, command: Command | None, lists: Sequence[Sequence[Word]]) -> FieldError | None:

@@ -15,6 +15,7 @@ from meshwright.launchers.reading.base import Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.launchers.registry import export
 from meshwright.profiles.capabilities import launcher_capabilities, launchers_in_order
+from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import default_profile
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.planner.plan import ask
@@ -80,3 +81,11 @@ def test_files_of_a_short_last_node_are_read_back_as_they_start(launcher: str) -
         found = read_launch_files(Source(name=name, text=files[name], files=files), Overrides())
         assert (found.num_nodes, found.gpus_per_node, found.idle_gpus) == (3, 8, 2)
         assert found.configuration.data_parallel_size == found.configuration.num_gpus == 22
+
+
+def test_the_header_of_a_script_with_one_number_for_all_nodes_no_longer_counts() -> None:
+    files = exported("megatron-lm")
+    edited = re.sub(r"GPUS_PER_NODE=.*", "GPUS_PER_NODE=8", files["launch.sh"])
+    source = Source(name="launch.sh", text=edited, files={**files, "launch.sh": edited})
+    with pytest.raises(InvalidProblemError, match="66 is not a multiple of micro-batch × data parallel"):
+        read_launch_files(source, Overrides())  # 24 replicas don't share 66 sequences
