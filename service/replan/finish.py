@@ -31,12 +31,12 @@ from meshwright.solver.configuration import Configuration
 from meshwright.solver.cost.objective import CHECKPOINT_BYTES_PER_WEIGHT, slowdown
 from meshwright.solver.explain.remedies import first_plans
 from meshwright.solver.predict import predict_all
-from meshwright.solver.problem import Problem
+from meshwright.solver.problem import Problem, can_start, on_gpus
 from meshwright.solver.splits import divisors
 
-_COUNTS = 8  # numbers of nodes that are searched
+_COUNTS = 8  # numbers of GPUs that are searched
 _FEWEST = 0.5  # of the nodes that are left; fewer than half are never faster by enough
-_MOST_COUNTED = 4096  # numbers of nodes that are weighed; of more, the largest
+_MOST_COUNTED = 4096  # numbers that are weighed; of more, the largest
 _SEARCH_S = 10.0  # CPU seconds for other layouts; on 16 384 GPUs they take less than one
 _LISTED = 6  # layouts that are timed to the end
 Found = list[tuple[Configuration, Prediction]] | Literal["unknown"]
@@ -354,15 +354,14 @@ def _without_slow(cluster: ClusterSpec, slow: int) -> ClusterSpec:
 
 
 def _searched(problem: Problem, profile: Profile, context: int) -> Found:
-    """Return the fastest layouts on any of several node counts; ``context``: its present ranks."""
-    options = problem.options
+    """Return the fastest layouts on any of several numbers of GPUs; ``context``: its present ranks."""
     if problem.cluster.is_homogeneous:
-        options = replace(options, num_nodes=_node_counts(problem, context))
-    return first_plans(replace(problem, options=options), profile, _LISTED)
+        problem = on_gpus(problem, _numbers_of_gpus(problem, context))
+    return first_plans(problem, profile, _LISTED)
 
 
-def _node_counts(problem: Problem, context: int) -> tuple[int, ...]:
-    """Return the node counts that share the batch evenly, by the least time of a step.
+def _numbers_of_gpus(problem: Problem, context: int) -> tuple[int, ...]:
+    """Return the numbers of GPUs that can start and share the batch evenly, by the least time of a step.
 
     Computing falls with the GPUs; it grows with the longest stage over the mean, and with the bubble of
     replicas that have few sequences each (half of it: chunks shorten it). All are counted for the best
@@ -370,8 +369,10 @@ def _node_counts(problem: Problem, context: int) -> tuple[int, ...]:
     """
     nodes, group, layers = problem.cluster.num_nodes, problem.cluster.groups[0], problem.model.num_layers
     pin, batch = problem.options.pin, problem.workload.global_batch_size
-    counts = np.arange(max(1, floor(nodes * _FEWEST), nodes + 1 - _MOST_COUNTED), nodes + 1)
-    gpus = (counts * group.gpus_per_node)[:, None, None]
+    each, fewest = group.gpus_per_node, max(1, floor(nodes * _FEWEST), nodes + 1 - _MOST_COUNTED)
+    step = 1 if nodes * each <= _MOST_COUNTED else each  # of few nodes a part of the last may be idle
+    numbers = [one for one in range(fewest * each, nodes * each + 1, step) if can_start(problem, one)]
+    gpus = np.array(numbers)[:, None, None]
     sizes = [one for one in divisors(gcd(*problem.model.split_heads)) if one <= group.island_gpus]
     tensor = np.array([pin.get("tensor_parallel_size", 0)] if "tensor_parallel_size" in pin else sizes)
     inner = np.unique(np.concatenate([tensor, tensor * context]))
@@ -384,5 +385,5 @@ def _node_counts(problem: Problem, context: int) -> tuple[int, ...]:
     uneven = np.ceil(layers / stages) * stages / layers
     bubble = 1.0 + (stages - 1) / (2.0 * np.maximum(own, 1))
     least = np.where(legal, uneven * bubble / gpus, np.inf).min(axis=(1, 2))
-    able = [int(counts[at]) for at in np.argsort(least, kind="stable") if np.isfinite(least[at])][:_COUNTS]
-    return tuple(sorted(able)) or (nodes,)
+    able = [numbers[at] for at in np.argsort(least, kind="stable") if np.isfinite(least[at])][:_COUNTS]
+    return tuple(sorted(able)) or (nodes * each,)

@@ -25,11 +25,11 @@ STEPS = {"steps_done": 1000, "steps_total": 5000, "saved_step": 900}
 
 
 @cache
-def running(most_zero: int = 1) -> tuple[Problem, Profile, Plan]:
+def running(most_zero: int = 1, batch: int = 256) -> tuple[Problem, Profile, Plan]:
     """Llama 3.1 8B on 8 nodes of 8 GPUs, 256 sequences a step, under the first plan."""
     problem = parse_problem(
         {"model": {"name": "llama-3.1-8b"}, "cluster": {"name": "dgx-h100", "num_nodes": 8},
-         "workload": {"global_batch_size": 256, "seq_length": 8192}, "launcher": "megatron-lm",
+         "workload": {"global_batch_size": batch, "seq_length": 8192}, "launcher": "megatron-lm",
          "search": {"bounds": {"zero_stage": [0, most_zero]}}}
     )  # fmt: skip
     profile = default_profile(problem.cluster, problem.launcher)
@@ -94,6 +94,14 @@ def test_new_layouts_keep_the_batch_fit_the_nodes_and_pass_the_independent_check
         assert one.config.num_gpus <= 40  # 5 nodes of 8 are left
         assert one.config.global_batch_size == 256
         assert not list(violations(one.problem, running()[1], one.config))
+
+
+def test_a_part_of_the_last_node_is_left_idle_where_a_job_ends_sooner_so() -> None:
+    """99 sequences on 5 nodes have 33 replicas, or fewer of more ranks on 40 GPUs."""
+    problem, profile, plan = running(batch=99)
+    job = changed_job(read_replan_request({**STEPS, "lost_nodes": 3, **ANY_LAYOUT}), problem, plan)
+    used = {one.layout.config.num_gpus for one in replanned(job, profile).ways if one.kind == "new layout"}
+    assert any(gpus % 8 for gpus in used)
 
 
 def test_until_the_repair_as_many_steps_are_done_as_there_is_time_for() -> None:
