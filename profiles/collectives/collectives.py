@@ -126,14 +126,15 @@ class Group:
     stride: FloatArray  # among the ranks of their stage
     fabric: Fabric
     blocks: Blocks | None = None  # None: the ranks of a stage lie side by side
-    world: FloatArray | None = None  # ranks of all stages; None: no group lies across an island's end
+    world: FloatArray | None = None  # ranks of all stages; None: no group lies across the end of a node
 
     @cached_property
     def in_island(self) -> FloatArray:
         """Return the ranks of the group inside one island: the rails it owns there.
 
-        Groups follow each other, so that some lie across the end of an island unless their sizes agree: 7
-        ranks as 1 and 6. The slowest group counts, by its fewest ranks in an island.
+        Groups follow each other, so that some lie across the end of a node unless their sizes agree: 7
+        ranks as 1 and 6. The slowest group counts, by its fewest ranks on a node. Of an island of several
+        nodes a job takes as many as its groups fill: published runs use 64 of the 72 GPUs of a rack.
         """
         blocks = self.blocks
         if blocks is None:
@@ -147,7 +148,7 @@ class Group:
         """Return how many of ``size`` ranks, ``stride`` apart, share an island."""
         island = self.fabric.lines.island_gpus
         found = np.minimum(size, np.maximum(np.floor(island / stride), 1.0))
-        if self.world is None:
+        if self.world is None or self.fabric.lines.nodes_per_island > 1.0:
             return np.asarray(found)
         period = size * stride
         whole = (island % period == 0.0) | ((island % stride == 0.0) & (period % island == 0.0))

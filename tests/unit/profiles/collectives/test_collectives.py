@@ -127,6 +127,13 @@ def test_of_groups_across_the_end_of_a_node_the_thinnest_counts(
     assert one(groups.islands) == -(-size // fewest)
 
 
+def test_groups_begin_with_an_island_of_several_nodes() -> None:
+    # 64 of the 72 GPUs of each rack, not 64 and then 8 and 56
+    fabric = a_fabric()
+    rack = replace(fabric, lines=replace(fabric.lines, island_gpus=72.0, nodes_per_island=18.0))
+    assert one(replace(group(64, 1, rack), world=np.array([256.0])).in_island) == 64.0
+
+
 def test_a_dense_group_uses_every_rail_it_owns() -> None:
     # 32 ranks on 4 nodes: 8 rails of 25 GB/s carry more than the fast link: 31/32 GB at 100 GB/s
     fabric = a_fabric()
