@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice, pairwise
 
 from meshwright.profiles.cluster import ClusterSpec, LinkSpec, NodeGroup
@@ -115,18 +116,18 @@ def rank_map(plan: Plan, cluster: ClusterSpec) -> RankMap:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Ranks:
     """Numbers of the ranks of a configuration."""
 
     config: Configuration
 
-    @property
+    @cached_property
     def sizes(self) -> dict[str, int]:
         """Return the ranks of every axis."""
         return {short: getattr(self.config, name) for name, short in SHORT_NAMES.items() if short in _NAMES}
 
-    @property
+    @cached_property
     def strides(self) -> dict[str, int]:
         """Return GPUs between neighbours of every axis of the mesh."""
         found, stride, shared = dict[str, int](), 1, self.config.weight_shard_size
