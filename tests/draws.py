@@ -9,6 +9,7 @@ import pytest
 T = TypeVar("T")
 TIMES = int(os.environ.get("MESHWRIGHT_TEST_DRAWS", "1"))
 WHOLE = TIMES > 1 or "UPDATE_GOLDEN" in os.environ  # take whole tables
+# make fuzz takes every file that imports this module: architecture/test_house.py holds it to that
 seldom = pytest.mark.skipif(not WHOLE, reason="slow: make fuzz runs it; a quicker test runs the same code")
 
 
