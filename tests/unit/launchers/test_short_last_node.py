@@ -16,6 +16,7 @@ from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.launchers.registry import export
 from meshwright.profiles.capabilities import launcher_capabilities, launchers_in_order
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.library import find_model
 from meshwright.profiles.profile import default_profile
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.planner.plan import ask
@@ -89,3 +90,36 @@ def test_the_header_of_a_script_with_one_number_for_all_nodes_no_longer_counts()
     source = Source(name="launch.sh", text=edited, files={**files, "launch.sh": edited})
     with pytest.raises(InvalidProblemError, match="66 is not a multiple of micro-batch × data parallel"):
         read_launch_files(source, Overrides())  # 24 replicas don't share 66 sequences
+
+
+RANKED = "NODE_RANK=${SLURM_NODEID:-0}\n"
+BY_HAND = f"""{RANKED}torchrun --nnodes 3 --nproc-per-node $((NODE_RANK < 2 ? 8 : 6)) \
+    --node-rank $NODE_RANK --master-addr first pretrain_gpt.py --num-layers 32 --hidden-size 4096 \
+    --num-attention-heads 32 --ffn-hidden-size 14336 --swiglu --seq-length 2048 --vocab-size 128256 \
+    --max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 528 --bf16
+"""
+TESTED = BY_HAND.replace(RANKED, f"{RANKED}EACH=8\nif [ $NODE_RANK -eq 2 ]; then EACH=6; fi\n").replace(
+    "$((NODE_RANK < 2 ? 8 : 6))", "$EACH"
+)
+TRLS = f"""{RANKED}accelerate launch --multi_gpu --num_machines 3 --machine_rank $NODE_RANK \
+    --num_processes $((NODE_RANK < 2 ? 24 : 18)) --main_process_ip first -m trl.scripts.sft \
+    --model_name_or_path Qwen/Qwen3-0.6B --dataset_name trl-lib/Capybara --max_length 1024 --packing \
+    --per_device_train_batch_size 1 --gradient_accumulation_steps 3 --bf16
+"""
+
+
+@pytest.mark.parametrize("script", [BY_HAND, TESTED, TRLS], ids=["expression", "condition", "accelerate"])
+def test_a_script_that_asks_for_the_rank_of_its_node_is_read_with_its_short_last_node(script: str) -> None:
+    given = Overrides(model=find_model("qwen3-0.6b")) if script is TRLS else Overrides()
+    found = read_launch_files(Source(name="train.sh", text=script), given)
+    assert (found.num_nodes, found.gpus_per_node, found.idle_gpus) == (3, 8, 2)
+    assert found.configuration.num_gpus == found.started_gpus == 22
+
+
+def test_a_script_whose_nodes_are_alike_or_are_unlike_elsewhere_is_read_or_refused() -> None:
+    alike = BY_HAND.replace("8 : 6", "8 : 8")
+    assert read_launch_files(Source(name="train.sh", text=alike), Overrides()).idle_gpus == 0
+    for unlike in ("NODE_RANK < 1 ? 8 : 6", "NODE_RANK < 2 ? 6 : 8"):
+        text = BY_HAND.replace("NODE_RANK < 2 ? 8 : 6", unlike)
+        with pytest.raises(InvalidProblemError, match="nodes start unlike numbers of processes"):
+            read_launch_files(Source(name="train.sh", text=text), Overrides())
