@@ -60,6 +60,8 @@ from meshwright.solver.problem import (
     Problem,
     Workload,
     can_start,
+    gpu_counts,
+    is_left_open,
     left_closed,
     may_use_fewer,
     on_gpus,
@@ -230,13 +232,15 @@ def _under_first(problem: Problem, answer: Answer) -> Problem:
 
 def _on_few_numbers(problem: Problem, answer: Answer) -> Problem:
     """Return a request on as many GPUs as the first plan, on all, or on the most that share the batch."""
-    every, batch = usable_gpus(problem), problem.workload.global_batch_size
-    if not may_use_fewer(replace(problem, options=replace(problem.options, num_gpus=()))):
+    own = on_gpus(problem, ())
+    if not may_use_fewer(own):
         return problem
-    replicas = max(size for size in divisors(batch) if size <= every)
-    shared = replicas << (every // replicas).bit_length() - 1  # with tensor ranks or stages
-    numbers = {answer.ranking[0].config.num_gpus, every, *([shared] if can_start(problem, shared) else [])}
-    return problem if numbers == {every} else on_gpus(problem, tuple(numbers))
+    counts, batch = gpu_counts(own), problem.workload.global_batch_size
+    replicas = max(size for size in divisors(batch) if size <= counts[0])
+    shared = replicas << (counts[0] // replicas).bit_length() - 1  # with tensor ranks or stages
+    may = can_start(problem, shared) and is_left_open(problem, shared)
+    numbers = {answer.ranking[0].config.num_gpus, *counts, *([shared] if may else [])}
+    return problem if numbers == {*counts} else on_gpus(problem, tuple(numbers))
 
 
 def _leaves_idle(problem: Problem, answer: Answer) -> bool:
