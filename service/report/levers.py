@@ -23,8 +23,8 @@ def lever_words(lever: Lever, saved: str) -> tuple[str, str, str]:
 
 
 _UNSOUGHT = (
-    "No changes are searched for this request. Rank plans by their step or by energy_per_token, on all "
-    "GPUs of one kind, without --deadline-days, --pareto and --baseline."
+    "No changes are searched for this request. Rank plans of one batch by their step, or by "
+    "energy_per_token without --deadline-days, on all GPUs of one kind."
 )
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from math import inf
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ from meshwright.solver.check import violations_of_all
 from meshwright.solver.clock import LOOKS_PER_S, Watch, WorkWatch, look
 from meshwright.solver.configuration import HIERARCHICAL, Columns, Configuration
 from meshwright.solver.cost.evaluation import evaluate
-from meshwright.solver.cost.objective import counts_busy, is_plain
+from meshwright.solver.cost.objective import counts_busy
 from meshwright.solver.explain.alternatives import moves_of, settle
 from meshwright.solver.explain.reference import switches_of, usual_meshes
 from meshwright.solver.planner.recipes import (
@@ -57,6 +58,7 @@ from meshwright.solver.problem import (
     CONTEXT_MODE,
     STANDALONE_STAGES,
     WEIGHT_SHARDS,
+    Objective,
     Problem,
     Workload,
     can_start,
@@ -74,7 +76,7 @@ from meshwright.solver.search.frontier import Rivals
 from meshwright.solver.search.gpu_seconds import least_pass_gpu_s
 from meshwright.solver.search.priced_space import priced_space
 from meshwright.solver.search.search import search
-from meshwright.solver.space.enumerate import estimated_outer, is_too_large, same_rows
+from meshwright.solver.space.enumerate import estimated_outer, fewer_gpus, is_too_large, same_rows
 from meshwright.solver.space.launcher_choice import launcher_faults, preferred
 from meshwright.solver.space.launcher_rules import (
     standing_alone,
@@ -82,7 +84,7 @@ from meshwright.solver.space.launcher_rules import (
     with_recipe,
     workload_faults,
 )
-from meshwright.solver.space.request_rules import limited_by
+from meshwright.solver.space.request_rules import counts_kept, limited_by
 from meshwright.solver.space.rule import Rule
 from meshwright.solver.space.rules import rules_of, violation_masks
 from meshwright.solver.splits import divisors
@@ -129,14 +131,14 @@ def levers_of(
         profile: its costs.
         answer: its plans.
         watch: its time; what is not tried before it ends is left out.
-        looks: looks at the clock of all searches of changes. Batches get as many again, and launchers twice
-            as many. Where they end a search, what is near counts.
+        looks: looks at the clock of all searches of changes. Batches get as many again, launchers twice as
+            many, and a power limit four times as many. Where they end a search, what is near counts.
     """
     if not has_levers(problem, answer):
         return ()
     own, found = _under_first(problem, answer), list[Lever]()
     with watch.cut():
-        if not is_plain(problem):
+        if counts_busy(problem):
             return in_order(_saving_energy(own, profile, answer))
         searches, of_batches = WorkWatch(looks=looks), WorkWatch(looks=looks)
         recipes = [*_published(own, profile, answer)]
@@ -150,6 +152,8 @@ def levers_of(
             elif _is_searched(change) or (change.kind == "batch" and _leaves_idle(own, answer)):
                 work = of_batches if change.kind == "batch" else searches
                 plans = _far(own, change, profile, answer, work)
+            elif change.kind == _POWER:
+                plans = _within_power(own, change, profile, answer, WorkWatch(looks=4 * looks))
             elif change.kind == STANDALONE_STAGES:
                 plans = _with_ends_alone(own, change, profile, answer)
             else:
@@ -202,9 +206,9 @@ def _within(change: Change, seconds: float) -> Change:
 def has_levers(problem: Problem, answer: Answer) -> bool:
     """Return whether levers are searched: for plans on all GPUs in a mesh, ranked by step or energy."""
     options = problem.options
-    by_energy = counts_busy(problem) and options.deadline_days is None and not options.batch_sizes
-    alone = options.gpus == "all" and not options.pareto and options.baseline is None
-    asked = alone and (is_plain(problem) or by_energy)
+    by_energy = counts_busy(problem) and options.deadline_days is None
+    by_step = options.objective == "step_time"
+    asked = options.gpus == "all" and not options.batch_sizes and (by_step or by_energy)
     return asked and bool(answer.ranking) and not (problem.cluster.differs or problem.places_stages)
 
 
@@ -223,10 +227,15 @@ def worth_of(kind: str) -> float:
 
 
 def _under_first(problem: Problem, answer: Answer) -> Problem:
-    """Return the request under the launcher of the first plan, asked for one plan."""
+    """Return the request under the launcher of the first plan, asked for one plan alone.
+
+    What saves time of a plan that meets a deadline meets it, too.
+    """
     first = answer.ranking[0]
     own = problem.under(first.launchers[0]) if first.launchers else problem
-    options = replace(own.options, top_k=1, certify="none", diverse=False)
+    options = replace(
+        own.options, top_k=1, certify="none", diverse=False, pareto=False, baseline=None, deadline_days=None
+    )
     return _on_few_numbers(replace(own, options=options), answer)
 
 
@@ -443,14 +452,31 @@ def _written(base: BasePrecision) -> str:
 
 def _switched(problem: Problem) -> Iterator[Change]:
     """Yield the switches that a request must allow by name, and states nothing of."""
-    for switch in _offered(problem):
+    for switch in _offered(problem, problem.options.objective):
         if switch.name != _GRADIENTS:
             yield from _under(problem, switch)
+    for switch in _offered(problem, "energy_per_token") if problem.options.max_power_kw else ():
+        for change in _under(problem, switch):
+            first, *others = map(_on_most, (change.problem, *change.also))
+            yield replace(
+                change, kind=_POWER, problem=first, also=tuple(others), effect="more GPUs share the power"
+            )
 
 
-def _offered(problem: Problem) -> list[Switch]:
-    """Return the switches that a request may allow to save what its plans are ranked by."""
-    objective = problem.options.objective
+_POWER = "power"  # a limit for each GPU, under a limit for all
+_NUMBERS = 8  # of GPUs that are tried under each limit
+
+
+def _on_most(problem: Problem) -> Problem:
+    """Return a request on the most GPUs that share its power."""
+    own = on_gpus(problem, ())
+    every = [*gpu_counts(own), *islice(fewer_gpus(own, 1), _NUMBERS)]
+    kept = counts_kept(own, np.array(every))
+    return on_gpus(own, tuple(number for number, keeps in zip(every, kept, strict=True) if keeps))
+
+
+def _offered(problem: Problem, objective: Objective) -> list[Switch]:
+    """Return the switches that a request may allow to save what an objective ranks by."""
     return [one for one in left_closed(problem) if one.change and one.objective == objective]
 
 
@@ -458,7 +484,7 @@ def _saving_energy(problem: Problem, profile: Profile, answer: Answer) -> Iterat
     """Yield the switches that save energy, each found by one search of its settings."""
     first = answer.ranking[0]
     now_s = _score_s(settled_problem(first, problem), profile, first)
-    for switch in _offered(problem):
+    for switch in _offered(problem, problem.options.objective):
         look()
         change = Change(
             kind=switch.name, words=switch.change, effect=switch.effect,
@@ -1098,7 +1124,7 @@ def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch
         return ()
     own, found = _under_first(problem, answer), list[Lever]()
     with watch.cut():
-        if not is_plain(problem):
+        if counts_busy(problem):
             return in_order(_saving_energy(own, profile, answer))
         for change in (*_of_fewer_bits(own), *changes_of(own)):
             look()
@@ -1142,6 +1168,17 @@ def _proved(
             limit_s = _worth_s(problem, change, answer, saved)
             plans, proved = _first_of(groups, limit_s, with_fewer=idle)
     return (plans, True) if proved and not searches.interrupted() else ([], False)
+
+
+def _within_power(
+    problem: Problem, change: Change, profile: Profile, answer: Answer, searches: WorkWatch
+) -> list[_Best]:
+    """Return the best plans under a limit for each GPU, on the numbers of GPUs of the change."""
+    with searches.cut():
+        return _first_of(_groups_of(change, profile), _worth_s(problem, change, answer), with_fewer=False)[
+            0
+        ]
+    return _nearby(problem, change, profile, answer)
 
 
 def _groups_of(change: Change, profile: Profile) -> list[list[Variant]]:

@@ -182,13 +182,20 @@ def packaged_variants(switched: Iterable[Switched]) -> list[tuple[tuple[str, ...
 def searched_together(variants: Sequence[Variant]) -> list[list[Variant]]:
     """Return the variants in groups that one search can rank: those that differ in switches alone.
 
-    Spaces of one group are enumerated side by side, as many as are never too large to be written down.
+    Spaces of one group are enumerated side by side, as many as are never too large to be written down. Each
+    power limit has its own numbers of GPUs within a power budget, and so its own groups.
     """
+
+    def limit_w(one: Variant) -> float:
+        return 0.0 if one.problem.options.max_power_kw is None else one.problem.power_limit_w
+
     groups, most = list[list[Variant]](), 0
-    for one in variants:
+    for one in sorted(variants, key=limit_w):
         last = groups[-1] if groups else []
         in_switches = bool(last) and (
-            last[0].profile is one.profile and on_switches(last[0].problem, one.problem) == one.problem
+            last[0].profile is one.profile
+            and limit_w(last[0]) == limit_w(one)
+            and on_switches(last[0].problem, one.problem) == one.problem
         )
         if not in_switches:
             most = 0
