@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshwright.profiles.adapters import ALL_LINEAR
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import framework_facts, with_options, with_options_if_legal
 from meshwright.profiles.profile import Profile, framework_of
@@ -161,7 +162,10 @@ def levers_of(
             found += [_lever(own, answer, change, best) for best in plans[:1]]
         found += _alone(own, profile, answer, seconds=looks / LOOKS_PER_S)
         found += _lighter(own, profile, answer, searches)
-        found += _of_launcher(own, profile, answer, WorkWatch(looks=2 * looks))
+        launchers = _of_each_stack(own)
+        for on_all in (False, True):  # what changes results hides nothing that does not
+            some = [one for one in launchers if (_TARGETS in one.settings) == on_all]
+            found += _of_launcher(own, some, profile, answer, WorkWatch(looks=2 * looks))
         find = partial(_proved, own, profile=profile, answer=answer, searches=searches)
         found += _neighbours(own, profile, answer, find)
         found += _relaid(own, answer, recipes, find)
@@ -678,16 +682,23 @@ def _layouts(problem: Problem) -> Iterator[Change]:
             )  # fmt: skip
 
 
+_TARGETS = "workload.lora_targets"
+
+
 def _launchers(problem: Problem) -> Iterator[Change]:
     for other in other_launchers(problem):
         here, there = (_reduced_in(one) for one in (problem, other))
-        numerics = f"gradients are summed in {there}, not in {here}: numerics" if here != there else ""
+        effect, settings = "", dict[str, Any](launcher=other.launcher)
+        if other.workload.lora_targets != problem.under(other.launcher).workload.lora_targets:
+            effect, settings[_TARGETS] = "all linear layers have adapters: results", [*ALL_LINEAR]
+        elif here != there:
+            effect = f"gradients are summed in {there}, not in {here}: numerics"
         yield Change(
             kind="launcher",
             words=f"launcher {other.launcher}",
-            effect=numerics,
+            effect=effect,
             problem=other,
-            settings={"launcher": other.launcher},
+            settings=settings,
         )
 
 
@@ -708,17 +719,19 @@ def _alone(problem: Problem, profile: Profile, answer: Answer, *, seconds: float
 
 
 def _of_launcher(
-    problem: Problem, profile: Profile, answer: Answer, searches: WorkWatch
+    problem: Problem,
+    launchers: Sequence[Change],
+    profile: Profile,
+    answer: Answer,
+    searches: WorkWatch,
 ) -> Iterator[Lever]:
-    """Yield the levers of other launchers, each saving more than the one before.
+    """Yield the levers of some other launchers, each saving more than the one before.
 
     Launchers with low bounds come first, so that their plans refute later ones. One that is not searched is
     tried near the first plan and near the fastest plan before. If it saves most, it is searched last. If
     none saves, the preferred launcher is searched.
     """
-    of_stacks = [
-        replace(one, problem=_on_few_numbers(one.problem, answer)) for one in _of_each_stack(problem)
-    ]
+    of_stacks = [replace(one, problem=_on_few_numbers(one.problem, answer)) for one in launchers]
     saved, best = 0.0, None
     turns, known = _in_turn(of_stacks, profile), list[Configuration]()
     for change, bound_s, is_searched in turns:
@@ -798,7 +811,7 @@ def other_launchers(problem: Problem) -> Iterator[Problem]:
     """Yield the question under every other launcher that can express it and may be faster.
 
     Of the launchers with the same stack it yields those preferred to its own, and those that place stages
-    on unlike nodes.
+    on unlike nodes. One that has no name for the layers with adapters has them on all linear layers.
     """
     own = launcher_capabilities(problem.launcher)
     options = replace(
@@ -814,8 +827,18 @@ def other_launchers(problem: Problem) -> Iterator[Problem]:
         alike = able.framework == own.framework and name not in better and not places
         if name in ("none", problem.launcher) or alike:
             continue
-        if next(launcher_faults(other, name), None) is None:
-            yield other
+        able_ones = (
+            one for one in (other, _adapting_all(other)) if next(launcher_faults(one, name), None) is None
+        )
+        yield from islice(able_ones, 1)
+
+
+def _adapting_all(problem: Problem) -> Problem:
+    """Return a request with adapters on all linear layers, if it has any, by its launcher's names."""
+    work, able = problem.workload, launcher_capabilities(problem.launcher)
+    if not work.lora_rank:
+        return problem
+    return replace(problem, workload=replace(work, lora_targets=able.targets_of(problem.model, ALL_LINEAR)))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -307,6 +307,25 @@ def test_offload_far_from_the_first_plan_is_named_where_few_plans_are_to_be_sear
     assert saved["offload"] == pytest.approx(named.saves, abs=0.01)
 
 
+def test_a_launcher_without_a_name_for_the_adapted_layers_is_named_with_all_of_them(
+    tmp_path: Path,
+) -> None:
+    """TRL adapts q_proj and v_proj, which Megatron has in one layer. Its slices keep both GPUs busy."""
+    raw: dict[str, Any] = {
+        "model": {"name": "qwen3-0.6b"},
+        "cluster": {"groups": [{"gpu": "a100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 2}]},
+        "workload": {"global_batch_size": 3, "seq_length": 16384, "lora_rank": 16},
+        "launcher": "trl",
+        "search": {"top_k": 1, "certify": "none"},
+    }
+    problem, answer = compared(raw)
+    levers = [one for one in answer.levers if one.kind == "launcher"]
+    (named,) = (one for one in levers if "workload.lora_targets" in one.settings)
+    assert named.settings == {"launcher": "megatron-bridge", "workload.lora_targets": ["all-linear"]}
+    saved = require_saved(raw, problem, replace(answer, levers=(named,)), tmp_path)
+    assert saved["launcher"] == pytest.approx(named.saves, abs=0.005)
+
+
 def _beside_the_step(options: dict[str, Any]) -> dict[str, Any]:
     return {
         "model": {"name": "qwen3-0.6b"},
