@@ -207,13 +207,22 @@ def _within(change: Change, seconds: float) -> Change:
     return replace(change, problem=replace(change.problem, options=options))
 
 
+_OF_A_GPU = ("tokens_per_s_per_gpu", "gpu_hours_per_token")  # on as many GPUs a shorter step saves as much
+
+
 def has_levers(problem: Problem, answer: Answer) -> bool:
-    """Return whether levers are searched: for plans on all GPUs in a mesh, ranked by step or energy."""
+    """Return whether levers are searched: for plans on at most all GPUs in a mesh.
+
+    They are ranked by step or energy, or by tokens or hours of a GPU where the first plan uses all GPUs.
+    """
     options = problem.options
+    if not answer.ranking or options.gpus != "all" or options.batch_sizes:
+        return False
     by_energy = counts_busy(problem) and options.deadline_days is None
-    by_step = options.objective == "step_time"
-    asked = options.gpus == "all" and not options.batch_sizes and (by_step or by_energy)
-    return asked and bool(answer.ranking) and not (problem.cluster.differs or problem.places_stages)
+    by_step = options.objective == "step_time" or (
+        options.objective in _OF_A_GPU and not (options.num_nodes or _leaves_idle(problem, answer))
+    )
+    return (by_step or by_energy) and not (problem.cluster.differs or problem.places_stages)
 
 
 def in_order(levers: Iterable[Lever]) -> tuple[Lever, ...]:
@@ -233,13 +242,17 @@ def worth_of(kind: str) -> float:
 def _under_first(problem: Problem, answer: Answer) -> Problem:
     """Return the request under the launcher of the first plan, asked for one plan alone.
 
-    What saves time of a plan that meets a deadline meets it, too.
+    What saves time of a plan that meets a deadline meets it, too. Instead of by tokens or hours of a GPU it
+    is ranked by its step, on as many GPUs.
     """
     first = answer.ranking[0]
     own = problem.under(first.launchers[0]) if first.launchers else problem
     options = replace(
         own.options, top_k=1, certify="none", diverse=False, pareto=False, baseline=None, deadline_days=None
     )
+    if options.objective in _OF_A_GPU:
+        limits = (*options.constraints, f"num_gpus == {first.config.num_gpus}")
+        options = replace(options, objective="step_time", constraints=limits)
     return _on_few_numbers(replace(own, options=options), answer)
 
 

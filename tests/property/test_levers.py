@@ -352,6 +352,17 @@ def test_what_is_asked_beside_the_step_silences_no_lever(options: dict[str, Any]
     assert answer.levers == plain.levers
 
 
+@pytest.mark.parametrize("objective", ["gpu_hours_per_token", "tokens_per_s_per_gpu"])
+def test_a_lever_saves_as_much_of_what_a_gpu_is_ranked_by(objective: str) -> None:
+    raw = _beside_the_step({"objective": objective, "workload": {"global_batch_size": 16}})
+    _, answer = compared(raw)
+    named = next(one for one in answer.levers if one.kind == "precision")
+    _, pasted_answer = compared(pasted(raw, named.settings))
+    now, then = ((one.objective and one.objective.value) or 0.0 for one in (answer, pasted_answer))
+    share = then / now if objective == "gpu_hours_per_token" else now / then
+    assert 1.0 - share == pytest.approx(named.saves, abs=0.005)
+
+
 def test_under_a_power_budget_a_limit_for_each_gpu_is_named_and_no_limit_alone_is_faster(
     tmp_path: Path,
 ) -> None:
