@@ -465,6 +465,8 @@ def _fewer_products(problem: Problem) -> IntArray:
     """Return GPU counts below all usable ones that axes and batch allow, largest first."""
     products = _products(problem)
     products = products[products < usable_gpus(problem)][::-1]
+    if named := problem.options.num_nodes:
+        products = products[np.isin(-(-products // per_node_of(problem)), named)]
     return products[counts_kept(problem, products)]
 
 
@@ -560,7 +562,11 @@ def enumerate_space(
         fewer = _of_counts(problem, (num_gpus,), rules, asked)
         if fewer.num_legal:
             found.append(fewer)
-    return _joined(found, *fewer_are_used(problem, max(one.num_gpus for one in found))) if found else whole
+    if not found:
+        return whole
+    most = max(one.num_gpus for one in found)  # of whole nodes first: parts of them may be more
+    more = (n for n in fewer_gpus(problem, most + 1) if _is_legal_on(problem, n, rules=rules))
+    return _joined(found, *fewer_are_used(problem, next(more, most)))
 
 
 def numbers_of_gpus(problem: Problem) -> tuple[int, ...]:
