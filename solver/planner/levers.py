@@ -32,8 +32,10 @@ from meshwright.solver.answer import Answer, Lever, Plan, Prediction, settled_pr
 from meshwright.solver.check import violations_of_all
 from meshwright.solver.clock import LOOKS_PER_S, Watch, WorkWatch, look
 from meshwright.solver.configuration import HIERARCHICAL, Columns, Configuration
-from meshwright.solver.cost.evaluation import evaluate
+from meshwright.solver.cost.evaluation import ROUNDED_BYTES, evaluate
+from meshwright.solver.cost.memory import memory_budget_bytes
 from meshwright.solver.cost.objective import counts_busy, is_plain
+from meshwright.solver.cost.pipelines import closed_forms
 from meshwright.solver.explain.alternatives import moves_of, settle
 from meshwright.solver.explain.reference import switches_of, usual_meshes
 from meshwright.solver.planner.recipes import (
@@ -137,7 +139,7 @@ def levers_of(
         if not is_plain(problem):
             return in_order(_saving_energy(own, profile, answer))
         searches, of_batches = WorkWatch(looks=looks), WorkWatch(looks=looks)
-        recipes = [*_published(own, profile, answer)]
+        recipes, near = [*_published(own, profile, answer)], list[Change]()
         found += [lever for lever, _ in recipes]
         for change in changes_of(own):
             look()
@@ -151,7 +153,10 @@ def levers_of(
             elif change.kind == STANDALONE_STAGES:
                 plans = _with_ends_alone(own, change, profile, answer)
             else:
-                plans = _nearby(own, change, profile, answer)
+                plans = []
+                near.append(change)
+            found += [_lever(own, answer, change, best) for best in plans[:1]]
+        for change, plans in zip(near, _nearby(own, near, profile, answer), strict=True):
             found += [_lever(own, answer, change, best) for best in plans[:1]]
         found += _alone(own, profile, answer, seconds=looks / LOOKS_PER_S)
         found += _lighter(own, profile, answer, searches)
@@ -167,7 +172,7 @@ def _far(
 ) -> list[_Best]:
     """Return the best plan of a change; where a search does not prove it, those nearby."""
     plans, proved = _proved(problem, change, profile, answer, searches)
-    return plans if proved else _nearby(problem, change, profile, answer)
+    return plans if proved else _nearby(problem, [change], profile, answer)[0]
 
 
 _FEW = 3000  # candidates without stages: searching so few takes about as long as trying those nearby
@@ -534,7 +539,7 @@ def _neighbours(problem: Problem, profile: Profile, answer: Answer, find: _Find)
 
     def lever_of(change: Change) -> Iterator[Lever]:
         plans, proved = find(change)
-        plans = plans if proved else _nearby(problem, change, profile, answer)
+        plans = plans if proved else _nearby(problem, [change], profile, answer)[0]
         yield from (_lever(problem, answer, change, one) for one in plans[:1])
 
     def distance(lever: Lever) -> int:
@@ -699,7 +704,7 @@ def _of_launcher(
         if is_searched:
             plans, proved = _proved(problem, change, profile, answer, searches, saved=saved)
         if not proved:
-            plans = _nearby(problem, change, profile, answer, saved=saved, known=known)
+            (plans,) = _nearby(problem, [change], profile, answer, saved=saved, known=known)
         for plan in plans[:1]:
             lever = _lever(problem, answer, change, plan)
             saved, best, known = lever.saves, None if proved else change, [plan.config]
@@ -799,26 +804,43 @@ _UNCERTAIN = 0.03  # of a step: what the simulation may add to the closed form, 
 
 def _nearby(
     problem: Problem,
-    change: Change,
+    changes: Sequence[Change],
     profile: Profile,
     answer: Answer,
     *,
     saved: float = 0.0,
     known: Sequence[Configuration] = (),
-) -> list[_Best]:
-    """Return plans near to the first one and to those known, the best first.
+) -> list[list[_Best]]:
+    """Return for each change plans near to the first one and to those known, the best first.
 
     ``saved``: as in ``_proved``.
     """
-    descents, most_s = list[_Descent](), _worth_s(problem, change, answer, saved)
-    for changed in (change.problem, *change.also):
-        ways = _ways(changed, answer)
-        starts = _starts(problem, changed, answer, known) if ways else []
-        descents += [_Descent.begun(way, profile_of_variant(way, profile), starts) for way in ways]
-    return sorted(
-        (plan for descent in _leading(descents) for plan in descent.plans(most_s)),
-        key=lambda one: _time_per_token(change.problem, one.config, one.prediction),
-    )
+    every, beams = list[list[_Descent]](), list[_Beam]()
+    for change in changes:
+        look()
+        every.append([])
+        for changed in (change.problem, *change.also):
+            ways = _ways(changed, answer)
+            starts = _starts(problem, changed, answer, known) if ways else []
+            for way in ways:
+                one = _Descent(way=way, profile=profile_of_variant(way, profile), rules=rules_of(way))
+                every[-1].append(one)
+                beams.append((one, starts[:1], starts))
+    _move_on(beams)
+    leading = list(map(_leading, every))
+    limits = [_worth_s(problem, change, answer, saved) for change in changes]
+    for _ in range(1, _ROUNDS):
+        _move_on(
+            (one, one.beam(most_s), ())
+            for some, most_s in zip(leading, limits, strict=True)
+            for one in some
+        )
+    found = list[list[_Best]]()
+    for change, some, most_s in zip(changes, leading, limits, strict=True):
+        own = partial(_time_per_token, change.problem)
+        plans = [plan for one in some for plan in one.plans(most_s)]
+        found.append(sorted(plans, key=lambda plan, own=own: own(plan.config, plan.prediction)))
+    return found
 
 
 def _with_ends_alone(problem: Problem, change: Change, profile: Profile, answer: Answer) -> list[_Best]:
@@ -874,7 +896,7 @@ def _starts(
     numbers = dict.fromkeys((first.num_gpus, *changed.options.num_gpus, usable_gpus(changed)))
     replicated = [_with_replicas(first, num_gpus) for num_gpus in numbers]
     chunked = _chunked(first, changed.model.num_layers)
-    own = [settle(changed, one) for one in (*replicated, *chunked, *known)]
+    own = [settle(changed, one) for one in (*replicated, *chunked, *known) if not one.stage_groups]
     configs = [one for one in own if one is not None]
     configs += [one for num_gpus in numbers for one in usual_meshes(changed, num_gpus)]
     opened = {*changed.options.allow}.difference(problem.options.allow)
@@ -931,22 +953,27 @@ class _Descent:
     known: dict[Configuration, _Seen] = field(default_factory=dict)
     opened: set[Configuration] = field(default_factory=set)
 
-    @classmethod
-    def begun(cls, way: Problem, profile: Profile, starts: Sequence[Configuration]) -> _Descent:
-        """Return a descent after its first round, from the first of some configurations."""
-        found = cls(way=way, profile=profile, rules=rules_of(way))
-        found._move_on(starts[:1], starts)
-        return found
+    def is_alike(self, other: _Descent) -> bool:
+        """Return whether both are about one problem under switches."""
+        own, options = self.way.workload, other.way.workload.framework_options
+        alike = self.profile is other.profile and self.way.launcher == other.way.launcher
+        return alike and replace(own, framework_options=options) == other.way.workload
 
-    def _move_on(self, beam: Sequence[Configuration], fresh: Iterable[Configuration] = ()) -> None:
-        look()
+    def moved(self, beam: Sequence[Configuration], fresh: Iterable[Configuration]) -> list[Configuration]:
+        """Return the legal configurations not seen before among fresh ones and moves of some others."""
         self.opened.update(beam)
-        moved = (each for one in beam for each in moves_of(self.way, one))
-        new = [one for one in dict.fromkeys((*fresh, *moved)) if one not in self.known]
+        moves = (each for one in beam for each in moves_of(self.way, one))
+        new = [one for one in dict.fromkeys((*fresh, *moves)) if one not in self.known]
         self.known |= dict.fromkeys(new, _ILLEGAL)
         legal = violation_masks(self.rules, Columns.of(new)) == 0 if new else ()
-        for one in evaluate(self.way, self.profile, [new[at] for at in np.flatnonzero(legal)]):
-            self.known[one.config] = _Seen(one.objective_s, max(one.short_bytes()) <= 0.0)
+        return [new[at] for at in np.flatnonzero(legal)]
+
+    def beam(self, most_s: float) -> list[Configuration]:
+        """Return the best that were not moved on from; nothing where all are far too slow for ``most_s``."""
+        if min(self.least_s(fits=fits) for fits in (True, False)) > _HOPELESS * most_s:
+            return []
+        beam = [one for fits in (True, False) for one in self.fastest(fits=fits, most=_BEAM)]
+        return [one for one in beam if one not in self.opened]
 
     def fastest(self, *, fits: bool, most: int) -> list[Configuration]:
         """Return legal configurations, the fastest first."""
@@ -958,26 +985,41 @@ class _Descent:
         return min((one.step_s for one in self.known.values() if one.fits == fits), default=inf)
 
     def plans(self, most_s: float) -> Iterator[_Best]:
-        """Yield legal plans that fit and step within ``most_s``, after all rounds.
-
-        Where all are far too slow at first nothing near them is sought.
-        """
-        for _ in range(1, _ROUNDS):
-            if min(self.least_s(fits=fits) for fits in (True, False)) > _HOPELESS * most_s:
-                return
-            beam = [one for fits in (True, False) for one in self.fastest(fits=fits, most=_BEAM)]
-            if not (beam := [one for one in beam if one not in self.opened]):
-                break
-            self._move_on(beam)
+        """Yield legal plans that fit and step within ``most_s``."""
         near_s, best = (1.0 + _UNCERTAIN) * most_s, self.fastest(fits=True, most=_LAST)
         last = [one for one in best if self.known[one].step_s <= near_s]
-        found = evaluate(self.way, self.profile, last) if last else []
+        found = evaluate(self.way, self.profile, last, with_spread=True) if last else []
         last = [one.config for one in found if one.step_s() <= most_s]
         faults = violations_of_all(self.way, self.profile, last) if last else []
         right = [one for one, broken in zip(last, faults, strict=True) if not broken]
         seen = predict_all(self.way, self.profile, right) if right else []
         for config, prediction in zip(right, seen, strict=True):
             yield _Best(config, prediction, self.way)
+
+
+_Beam = tuple[_Descent, Sequence[Configuration], Sequence[Configuration]]  # moved on from; and fresh ones
+
+
+def _move_on(beams: Iterable[_Beam]) -> None:
+    """Look at the moves of some descents, those of one problem under several switches together."""
+    asked = list[tuple[list[_Descent], list[tuple[int, Configuration]]]]()
+    for one, beam, fresh in beams:
+        look()
+        moved = one.moved(beam, fresh)
+        if not moved:
+            continue
+        alike = next((some for some in asked if some[0][0].is_alike(one)), None)
+        if alike is None:
+            asked.append(alike := ([], []))
+        alike[1].extend((len(alike[0]), each) for each in moved)
+        alike[0].append(one)
+    for descents, meshes in asked:
+        first = descents[0]
+        steps_s, held_bytes = closed_forms([one.way for one in descents], first.profile, meshes)
+        most_bytes = memory_budget_bytes(first.way, first.profile) + ROUNDED_BYTES
+        fits = (held_bytes <= most_bytes).tolist()
+        for (at, one), step_s, able in zip(meshes, steps_s.tolist(), fits, strict=True):
+            descents[at].known[one] = _Seen(step_s, able)
 
 
 def _leading(descents: Sequence[_Descent]) -> list[_Descent]:
@@ -1006,7 +1048,7 @@ def _lighter(problem: Problem, profile: Profile, answer: Answer, searches: WorkW
     plans, proved = _proved(problem, lightest, profile, answer, searches)
     refuted = proved and not plans
     if not proved:
-        plans = _nearby(problem, lightest, profile, answer)
+        (plans,) = _nearby(problem, [lightest], profile, answer)
     for change in changes[:-1]:
         look()
         if refuted and same_rows(change.problem) == rows:
@@ -1014,7 +1056,7 @@ def _lighter(problem: Problem, profile: Profile, answer: Answer, searches: WorkW
         near = _without_a_search(change, lightest, plans[0], profile) if proved and plans else []
         if not near or near[0].prediction.step_time_s > _worth_s(problem, change, answer):
             near, known = _around(problem, change, profile, answer, searches, plans=plans[:1])
-            near = near if known else _nearby(problem, change, profile, answer)
+            near = near if known else _nearby(problem, [change], profile, answer)[0]
         for best in near[:1]:
             lever = _lever(problem, answer, change, best)
             saved = max(saved, lever.saves)
