@@ -298,7 +298,5 @@ def closed_forms(
         problems = [LaidOut.of(one, configurations).problem for one in problems]
     ways = Ways.of_each_row(problems, profile).under(np.array([at for at, _ in meshes]))
     prices = laid.prices(priced_together(price, ways, columns, profile))
-    stages = assemble(
-        prices, columns, laid.layout, laid.splits, replayed_layers(configurations, columns)
-    )
+    stages = assemble(prices, columns, laid.layout, laid.splits, replayed_layers(configurations, columns))
     return objective_s(prices, columns, stages), stages.peak_memory_bytes.max(axis=1)

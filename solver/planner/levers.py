@@ -71,10 +71,10 @@ from meshwright.solver.problem import (
 )
 from meshwright.solver.search.answers import fastest_of
 from meshwright.solver.search.frontier import Rivals
-from meshwright.solver.search.gpu_seconds import least_pass_gpu_s
+from meshwright.solver.search.gpu_seconds import LeastPasses, least_passes
 from meshwright.solver.search.priced_space import priced_space
 from meshwright.solver.search.search import search
-from meshwright.solver.space.enumerate import estimated_outer, is_too_large, same_rows
+from meshwright.solver.space.enumerate import are_few, estimated_outer, is_too_large, same_rows
 from meshwright.solver.space.launcher_choice import launcher_faults, preferred
 from meshwright.solver.space.launcher_rules import (
     standing_alone,
@@ -696,13 +696,13 @@ def _of_launcher(
     ]
     saved, best = 0.0, None
     turns, known = _in_turn(of_stacks, profile), list[Configuration]()
-    for change, bound_s, is_searched in turns:
+    for change, bound_s, is_searched, passes in turns:
         look()
         if bound_s > _worth_s(problem, change, answer, saved):
             continue
         plans, proved = list[_Best](), False
         if is_searched:
-            plans, proved = _proved(problem, change, profile, answer, searches, saved=saved)
+            plans, proved = _proved(problem, change, profile, answer, searches, saved=saved, passes=passes)
         if not proved:
             (plans,) = _nearby(problem, [change], profile, answer, saved=saved, known=known)
         for plan in plans[:1]:
@@ -734,6 +734,7 @@ class _Turn(NamedTuple):
     change: Change
     bound_s: float
     is_searched: bool
+    passes: LeastPasses | None  # of all candidates that are searched; None: not known
 
 
 def _in_turn(changes: Sequence[Change], profile: Profile) -> list[_Turn]:
@@ -743,24 +744,31 @@ def _in_turn(changes: Sequence[Change], profile: Profile) -> list[_Turn]:
     Those without a bound come last.
     """
     turns = list[_Turn]()
-    for one in changes:
+    for change in changes:
         look()
-        groups, outer = _groups_of(one, profile), estimated_outer(one.problem)
-        bound_s = min(_least_pass_gpu_s(some) for some in groups) / usable_gpus(one.problem)
-        staged_few = _has_stages(one.problem) and outer * sum(map(len, groups)) <= _FEW_STAGED
-        bounded = bound_s > 0.0 or not _has_stages(one.problem)
-        few = staged_few or (bounded and outer <= _FEW_BOUNDED)
-        turns.append(_Turn(one, bound_s, few))
+        groups, outer = _groups_of(change, profile), estimated_outer(change.problem)
+        passes, staged = [_least_passes(some) for some in groups], _has_stages(change.problem)
+        bound_s = min(each.least_gpu_s for each in passes) / usable_gpus(change.problem)
+        staged_few = staged and outer * sum(map(len, groups)) <= _FEW_STAGED
+        few = staged_few or ((bound_s > 0.0 or not staged) and outer <= _FEW_BOUNDED)
+        if bound_s > 0.0 and len(groups) == 1 and not are_few(change.problem):
+            turns.append(_Turn(_among_usual(change), bound_s, few, passes[0]))
+        else:
+            turns.append(_Turn(change, bound_s, few, None))
     turns.sort(key=lambda turn: turn.bound_s or inf)
     if turns and turns[0].bound_s > 0.0:
         turns[0] = turns[0]._replace(is_searched=True)
     return turns
 
 
-def _least_pass_gpu_s(variants: Sequence[Variant]) -> float:
+def _among_usual(change: Change) -> Change:
+    options = replace(change.problem.options, usual=True)
+    return replace(change, problem=replace(change.problem, options=options))
+
+
+def _least_passes(variants: Sequence[Variant]) -> LeastPasses:
     first, *others = variants
-    problems = [one.problem for one in others]
-    return least_pass_gpu_s(first.problem, first.profile, problems, wide=False)
+    return least_passes(first.problem, first.profile, [one.problem for one in others], wide=False)
 
 
 def _reduced_in(problem: Problem) -> str:
@@ -837,9 +845,9 @@ def _nearby(
         )
     found = list[list[_Best]]()
     for change, some, most_s in zip(changes, leading, limits, strict=True):
-        own = partial(_time_per_token, change.problem)
         plans = [plan for one in some for plan in one.plans(most_s)]
-        found.append(sorted(plans, key=lambda plan, own=own: own(plan.config, plan.prediction)))
+        each = [_time_per_token(change.problem, one.config, one.prediction) for one in plans]
+        found.append([plans[at] for at in np.argsort(each, kind="stable")])
     return found
 
 
@@ -969,7 +977,7 @@ class _Descent:
         return [new[at] for at in np.flatnonzero(legal)]
 
     def beam(self, most_s: float) -> list[Configuration]:
-        """Return the best that were not moved on from; nothing where all are far too slow for ``most_s``."""
+        """Return the best that were not moved on from; none where all are far too slow for ``most_s``."""
         if min(self.least_s(fits=fits) for fits in (True, False)) > _HOPELESS * most_s:
             return []
         beam = [one for fits in (True, False) for one in self.fastest(fits=fits, most=_BEAM)]
@@ -1015,11 +1023,11 @@ def _move_on(beams: Iterable[_Beam]) -> None:
         alike[0].append(one)
     for descents, meshes in asked:
         first = descents[0]
-        steps_s, held_bytes = closed_forms([one.way for one in descents], first.profile, meshes)
+        steps_s, held_bytes = closed_forms([each.way for each in descents], first.profile, meshes)
         most_bytes = memory_budget_bytes(first.way, first.profile) + ROUNDED_BYTES
         fits = (held_bytes <= most_bytes).tolist()
-        for (at, one), step_s, able in zip(meshes, steps_s.tolist(), fits, strict=True):
-            descents[at].known[one] = _Seen(step_s, able)
+        for (at, config), step_s, able in zip(meshes, steps_s.tolist(), fits, strict=True):
+            descents[at].known[config] = _Seen(step_s, able)
 
 
 def _leading(descents: Sequence[_Descent]) -> list[_Descent]:
@@ -1165,10 +1173,11 @@ def _proved(
     *,
     of: Callable[[Variant], bool] = lambda _: True,
     saved: float = 0.0,
+    passes: LeastPasses | None = None,
 ) -> _Found:
     """Return the same within limited work, under some variants, and no plan where it is not proved.
 
-    ``saved``: as in ``_worth_s``.
+    ``saved``: as in ``_worth_s``. ``passes``: of all candidates, where they are known.
     How soon such a plan is found depends on the machine.
     """
     plans, proved = list[_Best](), False
@@ -1178,7 +1187,7 @@ def _proved(
         if not any(is_too_large(group[0].problem) for group in groups):  # a sample proves nothing
             idle = _leaves_idle(problem, answer)
             limit_s = _worth_s(problem, change, answer, saved)
-            plans, proved = _first_of(groups, limit_s, with_fewer=idle)
+            plans, proved = _first_of(groups, limit_s, with_fewer=idle, passes=passes)
     return (plans, True) if proved and not searches.interrupted() else ([], False)
 
 
@@ -1190,17 +1199,24 @@ def _groups_of(change: Change, profile: Profile) -> list[list[Variant]]:
     return groups
 
 
-def _first_of(groups: Sequence[Sequence[Variant]], limit_s: float, *, with_fewer: bool) -> _Found:
+def _first_of(
+    groups: Sequence[Sequence[Variant]],
+    limit_s: float,
+    *,
+    with_fewer: bool,
+    passes: LeastPasses | None = None,
+) -> _Found:
     """Return the fastest plans within a limit, of the group with the fastest; and whether it is proved.
 
     On all GPUs, or ``with_fewer`` on fewer as well.
     """
     plans, proved = list[_Best](), bool(groups)
+    least_s = None if passes is None else passes.step_s
     for group in groups:
         first, *others = group
         found = search(
             first.problem, first.profile, ways=[one.problem for one in others],
-            rivals=Rivals(limit_s, limit_s), proved=with_fewer,
+            rivals=Rivals(limit_s, limit_s, least_s=least_s), proved=with_fewer,
         )  # fmt: skip
         proved = proved and found.status in ("optimal", "infeasible")
         if found.plans:

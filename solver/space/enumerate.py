@@ -876,6 +876,11 @@ _NAMED = 1_000_000  # the same where the request limits a narrowed variable
 _WRITTEN = 10  # so many times fewer where rows are weighed one by one
 
 
+def are_few(problem: Problem) -> bool:
+    """Return whether all candidates are few enough to be enumerated."""
+    return estimated_outer(problem, wide=True) <= LARGE_OUTER
+
+
 def searched_space(
     problem: Problem,
     *,
@@ -897,7 +902,7 @@ def searched_space(
     )
     most, every = _most(problem, one_by_one), None
     if few is None:
-        few = estimated_outer(problem, wide=True) <= LARGE_OUTER
+        few = are_few(problem)
     if few:
         every = enumerated(wide=True)
         if every.num_legal <= most:  # the usual ones are no more
