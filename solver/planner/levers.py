@@ -17,8 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import zip_longest
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -694,22 +695,24 @@ def _of_launcher(
     of_stacks = [
         replace(one, problem=_on_few_numbers(one.problem, answer)) for one in _of_each_stack(problem)
     ]
-    saved, best = 0.0, None
+    saved, best, far, idle = 0.0, None, set[str](), _leaves_idle(problem, answer)
     turns, known = _in_turn(of_stacks, profile), list[Configuration]()
-    for change, bound_s, is_searched, passes in turns:
+    for at, turn in enumerate(turns):
         look()
-        if bound_s > _worth_s(problem, change, answer, saved):
+        change, limit_s = turn.change, _worth_s(problem, turn.change, answer, saved)
+        if turn.bound_s > limit_s:
+            far.add(change.problem.launcher)
             continue
         plans, proved = list[_Best](), False
-        if is_searched:
-            plans, proved = _proved(problem, change, profile, answer, searches, saved=saved, passes=passes)
+        if (at == 0 and turn.bound_s > 0.0) or turn.has_few:
+            far.add(change.problem.launcher)
+            plans, proved = _proved_of(turn.groups, limit_s, searches, with_fewer=idle, passes=turn.passes)
         if not proved:
             (plans,) = _nearby(problem, [change], profile, answer, saved=saved, known=known)
         for plan in plans[:1]:
             lever = _lever(problem, answer, change, plan)
             saved, best, known = lever.saves, None if proved else change, [plan.config]
             yield lever
-    far = {turn.change.problem.launcher for turn in turns if turn.is_searched}
     if of_stacks and not saved and of_stacks[0].problem.launcher not in far:
         best = of_stacks[0]
     if best is not None:
@@ -730,45 +733,39 @@ _FEW_STAGED = 2000  # candidates with stages, over all settings of switches: a s
 _FEW_BOUNDED = 5000  # candidates under each setting, where there are no stages or passes have a bound
 
 
-class _Turn(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """Another launcher, and what the passes of its usual candidates take at least."""
+
     change: Change
-    bound_s: float
-    is_searched: bool
-    passes: LeastPasses | None  # of all candidates that are searched; None: not known
+    groups: list[list[Variant]]
+    passes: list[LeastPasses]  # of each group
+
+    @property
+    def bound_s(self) -> float:
+        """Return a lower bound on the step of its usual candidates; 0: none is known."""
+        return min(each.least_gpu_s for each in self.passes) / usable_gpus(self.change.problem)
+
+    @property
+    def has_few(self) -> bool:
+        """Return whether so few candidates are searched whatever their bound."""
+        outer, staged = estimated_outer(self.change.problem), _has_stages(self.change.problem)
+        if staged and outer * sum(map(len, self.groups)) <= _FEW_STAGED:
+            return True
+        return (self.bound_s > 0.0 or not staged) and outer <= _FEW_BOUNDED
 
 
 def _in_turn(changes: Sequence[Change], profile: Profile) -> list[_Turn]:
-    """Return each launcher with a lower bound on its step, in s (0: none), and whether it is searched.
-
-    The one with the lowest bound comes first and is searched, and so is every one with few candidates.
-    Those without a bound come last.
-    """
+    """Return the launchers, that with the lowest bound first; those without a bound come last."""
     turns = list[_Turn]()
     for change in changes:
         look()
-        groups, outer = _groups_of(change, profile), estimated_outer(change.problem)
-        passes, staged = [_least_passes(some) for some in groups], _has_stages(change.problem)
-        bound_s = min(each.least_gpu_s for each in passes) / usable_gpus(change.problem)
-        staged_few = staged and outer * sum(map(len, groups)) <= _FEW_STAGED
-        few = staged_few or ((bound_s > 0.0 or not staged) and outer <= _FEW_BOUNDED)
-        if bound_s > 0.0 and len(groups) == 1 and not are_few(change.problem):
-            turns.append(_Turn(_among_usual(change), bound_s, few, passes[0]))
-        else:
-            turns.append(_Turn(change, bound_s, few, None))
-    turns.sort(key=lambda turn: turn.bound_s or inf)
-    if turns and turns[0].bound_s > 0.0:
-        turns[0] = turns[0]._replace(is_searched=True)
-    return turns
-
-
-def _among_usual(change: Change) -> Change:
-    options = replace(change.problem.options, usual=True)
-    return replace(change, problem=replace(change.problem, options=options))
-
-
-def _least_passes(variants: Sequence[Variant]) -> LeastPasses:
-    first, *others = variants
-    return least_passes(first.problem, first.profile, [one.problem for one in others], wide=False)
+        groups, passes = _groups_of(change, profile), list[LeastPasses]()
+        for first, *others in groups:
+            ways = [one.problem for one in others]
+            passes.append(least_passes(first.problem, first.profile, ways, wide=False))
+        turns.append(_Turn(change, groups, passes))
+    return sorted(turns, key=lambda turn: turn.bound_s or inf)
 
 
 def _reduced_in(problem: Problem) -> str:
@@ -821,7 +818,7 @@ def _nearby(
 ) -> list[list[_Best]]:
     """Return for each change plans near to the first one and to those known, the best first.
 
-    ``saved``: as in ``_proved``.
+    ``saved``: as in ``_worth_s``.
     """
     every, beams = list[list[_Descent]](), list[_Beam]()
     for change in changes:
@@ -1172,22 +1169,30 @@ def _proved(
     searches: WorkWatch,
     *,
     of: Callable[[Variant], bool] = lambda _: True,
-    saved: float = 0.0,
-    passes: LeastPasses | None = None,
 ) -> _Found:
-    """Return the same within limited work, under some variants, and no plan where it is not proved.
+    """Return the same within limited work, under some variants, and no plan where it is not proved."""
+    every = _groups_of(change, profile)
+    groups = [some for group in every if (some := [one for one in group if of(one)])]
+    limit_s, idle = _worth_s(problem, change, answer), _leaves_idle(problem, answer)
+    return _proved_of(groups, limit_s, searches, with_fewer=idle)
 
-    ``saved``: as in ``_worth_s``. ``passes``: of all candidates, where they are known.
+
+def _proved_of(
+    groups: Sequence[Sequence[Variant]],
+    limit_s: float,
+    searches: WorkWatch,
+    *,
+    with_fewer: bool,
+    passes: Sequence[LeastPasses] = (),
+) -> _Found:
+    """Return what ``_first_of`` finds within limited work, and no plan where it is not proved.
+
     How soon such a plan is found depends on the machine.
     """
     plans, proved = list[_Best](), False
     with searches.cut():
-        every = _groups_of(change, profile)
-        groups = [some for group in every if (some := [one for one in group if of(one)])]
         if not any(is_too_large(group[0].problem) for group in groups):  # a sample proves nothing
-            idle = _leaves_idle(problem, answer)
-            limit_s = _worth_s(problem, change, answer, saved)
-            plans, proved = _first_of(groups, limit_s, with_fewer=idle, passes=passes)
+            plans, proved = _first_of(groups, limit_s, with_fewer=with_fewer, passes=passes)
     return (plans, True) if proved and not searches.interrupted() else ([], False)
 
 
@@ -1204,15 +1209,17 @@ def _first_of(
     limit_s: float,
     *,
     with_fewer: bool,
-    passes: LeastPasses | None = None,
+    passes: Sequence[LeastPasses] = (),
 ) -> _Found:
     """Return the fastest plans within a limit, of the group with the fastest; and whether it is proved.
 
-    On all GPUs, or ``with_fewer`` on fewer as well.
+    On all GPUs, or ``with_fewer`` on fewer as well. ``passes``: of each group's usual candidates.
     """
     plans, proved = list[_Best](), bool(groups)
-    least_s = None if passes is None else passes.step_s
-    for group in groups:
+    for every, own in zip_longest(groups, passes):
+        group, least_s = every, None
+        if own is not None and len(own.sizes) and not are_few(every[0].problem):
+            group, least_s = _among_usual(every), own.step_s
         first, *others = group
         found = search(
             first.problem, first.profile, ways=[one.problem for one in others],
@@ -1224,6 +1231,14 @@ def _first_of(
             limit_s = score_of(by(best), best)
             plans = [_Best(one.config, one.prediction, by(one).problem) for one in found.plans]
     return plans, proved
+
+
+def _among_usual(variants: Sequence[Variant]) -> list[Variant]:
+    """Return variants that are searched among their usual candidates alone."""
+    return [
+        replace(one, problem=replace(one.problem, options=replace(one.problem.options, usual=True)))
+        for one in variants
+    ]
 
 
 def _published(problem: Problem, profile: Profile, answer: Answer) -> Iterator[tuple[Lever, Change]]:
