@@ -375,7 +375,8 @@ def _offers(answer: Answer) -> Iterator[Offer]:
     large = [one for one in answer.levers if one.saves > _LARGE]
     shown = [one for one in answer.levers if one in large[:_LEVERS] or one.kind in ("neighbour", "recipe")]
     energy = answer.objective is not None and answer.objective.name == "energy_per_token"
-    offer = partial(_offer, saved=" of the energy" if energy else "")
+    fewest = answer.notes.get("gpus") == "fewest"
+    offer = partial(_offer, saved=" of the nodes" if fewest else " of the energy" if energy else "")
     others = [one for one in answer.levers if one not in shown]
     yield from map(offer, shown)
     if len(others) > 1:

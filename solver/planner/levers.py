@@ -40,6 +40,8 @@ from meshwright.solver.cost.objective import counts_busy
 from meshwright.solver.cost.pipelines import closed_forms
 from meshwright.solver.explain.alternatives import moves_of, settle
 from meshwright.solver.explain.reference import switches_of, usual_meshes
+from meshwright.solver.planner.fewest_nodes import alone_on, node_counts
+from meshwright.solver.planner.least_memory import first_that_fits
 from meshwright.solver.planner.recipes import (
     STATES,
     WORTH_OF_A_RECIPE,
@@ -70,6 +72,7 @@ from meshwright.solver.problem import (
     left_closed,
     may_use_fewer,
     on_gpus,
+    per_node_of,
     searched_switches,
     usable_gpus,
     with_changes,
@@ -147,8 +150,8 @@ def levers_of(
         return ()
     own, found = _under_first(problem, answer), list[Lever]()
     with watch.cut():
-        if counts_busy(problem):
-            return in_order(_saving_energy(own, profile, answer))
+        if not _saves_time(problem):
+            return in_order(_saving_else(own, profile, answer))
         searches, of_batches = WorkWatch(looks=looks), WorkWatch(looks=looks)
         recipes, near = [*_published(own, profile, answer)], list[Change]()
         found += [lever for lever, _ in recipes]
@@ -221,11 +224,14 @@ _OF_A_GPU = ("tokens_per_s_per_gpu", "gpu_hours_per_token")  # on as many GPUs a
 def has_levers(problem: Problem, answer: Answer) -> bool:
     """Return whether levers are searched: for plans on at most all GPUs in a mesh.
 
-    They are ranked by step or energy, or by tokens or hours of a GPU where the first plan uses all GPUs.
+    They are ranked by step or energy, or by tokens or hours of a GPU where the first plan uses all GPUs; on
+    the fewest nodes, by anything.
     """
     options = problem.options
-    if not answer.ranking or options.gpus != "all" or options.batch_sizes:
+    if not answer.ranking or options.batch_sizes:
         return False
+    if options.gpus == "fewest":
+        return options.deadline_days is None and len(problem.cluster.groups) == 1
     by_energy = counts_busy(problem) and options.deadline_days is None
     by_step = options.objective == "step_time" or (
         options.objective in _OF_A_GPU and not (options.num_nodes or _leaves_idle(problem, answer))
@@ -520,6 +526,44 @@ def _saving_energy(problem: Problem, profile: Profile, answer: Answer) -> Iterat
         for best in plans[:1]:
             lever = _lever(problem, answer, change, best)
             yield replace(lever, saves=1.0 - _score_s(best.way, profile, best) / now_s)
+
+
+def _saves_time(problem: Problem) -> bool:
+    """Return whether a lever saves time for each token; else it saves nodes or energy."""
+    return problem.options.gpus == "all" and not counts_busy(problem)
+
+
+def _saving_else(problem: Problem, profile: Profile, answer: Answer) -> Iterator[Lever]:
+    if problem.options.gpus == "fewest":
+        return _saving_nodes(problem, answer)
+    return _saving_energy(problem, profile, answer)
+
+
+def _saving_nodes(problem: Problem, answer: Answer) -> Iterator[Lever]:
+    """Yield the change of each kind that fits on the fewest nodes, with its configuration of least memory.
+
+    Its step is no shorter than that of the plan which a search finds there. Of several changes the simplest
+    counts, and the fastest launcher.
+    """
+    nodes = -(-answer.ranking[0].config.num_gpus // per_node_of(problem))
+    fewer = [count for count in node_counts(problem) if count < nodes][-_FEW_COUNTS:]
+
+    def levers(changes: Iterable[Change]) -> Iterator[Lever]:
+        for change in changes if fewer else ():
+            look()
+            need = first_that_fits([alone_on(change.problem, count) for count in fewer])
+            if need is not None and need.fits:
+                lever = _lever(problem, answer, change, _Best(need.config, need.prediction, need.problem))
+                yield replace(lever, saves=1.0 - need.problem.cluster.num_nodes / nodes)
+
+    for alike in (_of_fewer_bits(problem), _bases(problem), _offload(problem), _of_each_stack(problem)):
+        found = [*levers(alike)]
+        most = max((one.saves for one in found), default=0.0)
+        best = [one for one in found if one.saves == most]
+        yield from sorted(best, key=lambda one: (one.kind == "states", one.gpu_s_per_token))[:1]
+
+
+_FEW_COUNTS = 16  # numbers of nodes that are tried, each in some hundredths of a second
 
 
 def _score_s(problem: Problem, profile: Profile, plan: Plan | _Best) -> float:
@@ -1217,8 +1261,8 @@ def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch
         return ()
     own, found = _under_first(problem, answer), list[Lever]()
     with watch.cut():
-        if counts_busy(problem):
-            return in_order(_saving_energy(own, profile, answer))
+        if not _saves_time(problem):
+            return in_order(_saving_else(own, profile, answer))
         for change in (*_of_fewer_bits(own), *changes_of(own)):
             look()
             plans, _ = _searched(own, change, profile, answer)

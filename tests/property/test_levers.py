@@ -363,6 +363,21 @@ def test_a_lever_saves_as_much_of_what_a_gpu_is_ranked_by(objective: str) -> Non
     assert 1.0 - share == pytest.approx(named.saves, abs=0.005)
 
 
+def test_on_the_fewest_nodes_a_change_that_fits_on_fewer_is_named(tmp_path: Path) -> None:
+    """18 bytes for each of 14.8 billion weights are 266 GB, more than 4 L40S have: two nodes."""
+    raw = _beside_the_step({"gpus": "fewest", "workload": {"global_batch_size": 16}})
+    raw |= {"model": {"name": "qwen2.5-14b"}}
+    raw["cluster"] = {"groups": [{"gpu": "l40s", "num_nodes": 3, "gpus_per_node": 4}]}
+    _, answer = compared(raw)
+    nodes = -(-answer.ranking[0].config.num_gpus // 4)
+    assert {one.kind for one in answer.levers} >= {"offload", "states"}
+    for lever in answer.levers:
+        changed = parse_problem(typed(raw, option_words(lever.settings), tmp_path))
+        found = ask(changed, default_profile(changed.cluster, changed.priced_as))
+        (plan, *_) = found.ranking
+        assert 1.0 - -(-plan.config.num_gpus // 4) / nodes == pytest.approx(lever.saves)
+
+
 def test_under_a_power_budget_a_limit_for_each_gpu_is_named_and_no_limit_alone_is_faster(
     tmp_path: Path,
 ) -> None:
