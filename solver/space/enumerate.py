@@ -882,14 +882,14 @@ def same_rows(problem: Problem) -> Hashable:
 # --------------------------------------------------------------------------------------------------
 # Which candidates a search goes through: all of them where they are few, else the usual ones.
 #
-# More are searched where the request limits a variable that the usual ones narrow. An answer names which
-# they were (``Answer.space``).
+# Where the request limits a variable that the usual ones narrow, all are searched while these are not very
+# many. An answer names which they were (``Answer.space``).
 
 
 # Variables that have more candidates in ``enumerate_space(wide=True)``.
 NARROWED = frozenset({"context_parallel_size", "micro_batch_size", "num_microbatches"}) | WIDENED
 _FEW = 500_000  # legal rows of all candidates, which are 2 to 250 times as many as the usual ones
-_NAMED = 2_000_000  # the same where the request limits a narrowed variable
+_NAMED = 1_000_000  # of the usual ones, where the request limits a variable that they narrow
 _WRITTEN = 10  # so many times fewer where rows are weighed one by one
 
 
@@ -919,16 +919,21 @@ def searched_space(
     )
     if few is None:
         few = are_few(problem)
-    if few:
-        every = enumerated(wide=True)
-        if every.num_legal <= _most(problem, one_by_one):
-            return every
-    return enumerated()
+    every = enumerated(wide=True) if few else None
+    if every is not None and every.num_legal <= _counted(problem, _FEW, one_by_one):
+        return every
+    usual = enumerated()
+    is_named = bool(NARROWED & limited_by(problem)) and not usual.every
+    if not is_named or usual.num_legal > _counted(problem, _NAMED, one_by_one):
+        return usual
+    if every is None:
+        return usual if is_too_large(problem, wide=True) else enumerated(wide=True)
+    return every
 
 
-def _most(problem: Problem, one_by_one: bool) -> int:
-    most = _NAMED if NARROWED & limited_by(problem) else _FEW
+def _counted(problem: Problem, most: int, one_by_one: bool) -> int:
+    """Return a limit of legal rows as if all kinds of recomputation were counted."""
     most = most // _WRITTEN if one_by_one or not is_plain(problem) else most
     every = replace(problem, options=replace(problem.options, recompute_kinds=()))
     some, all_kinds = (len(chunkings_of(one, min(2, one.model.num_layers))) for one in (problem, every))
-    return most * some // all_kinds  # as if all kinds of recomputation were counted
+    return most * some // all_kinds

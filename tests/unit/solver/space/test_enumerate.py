@@ -15,7 +15,6 @@ from meshwright.solver.space.enumerate import (
     OuterRowsOf,
     Space,
     _fewer_gpus,
-    _most,
     _plain_blocks,
     chunkings_of,
     enumerate_space,
@@ -307,12 +306,12 @@ def test_a_search_goes_through_all_candidates_where_the_usual_ones_are_few() -> 
 
 
 def test_a_search_that_weighs_its_rows_one_by_one_keeps_to_the_usual_candidates_sooner() -> None:
-    # 200 000 legal rows are few where rows are refuted by kind, 20 000 where each is weighed
-    problem = a_problem(cluster=a_cluster(num_nodes=16), batch=512)
-    usual = enumerate_space(problem, legal_only=True)
-    assert 20_000 < usual.num_legal < 200_000
-    found = searched_space(problem, legal_only=True, one_by_one=True)
-    assert (found.every, found.num_legal) == (False, usual.num_legal)
+    # all candidates have 438 388 legal rows: few where rows are refuted by kind, many where each is weighed
+    problem = a_problem(cluster=a_cluster(num_nodes=2), batch=512)
+    every = enumerate_space(problem, legal_only=True, wide=True)
+    assert 50_000 < every.num_legal < 500_000
+    found = [searched_space(problem, legal_only=True, one_by_one=each).every for each in (False, True)]
+    assert found == [True, False]
 
 
 def test_a_ring_cuts_the_tokens_of_two_ranks_and_more_into_slices() -> None:
@@ -385,11 +384,13 @@ def test_fewer_gpus_are_whole_nodes_first() -> None:
 
 
 def test_more_candidates_are_listed_where_a_request_limits_what_is_usually_narrowed() -> None:
-    plain, limited = a_problem(), a_problem(pin={"micro_batch_size": 1})
-    assert _most(limited, one_by_one=False) == 5 * _most(plain, one_by_one=False)
+    plain = a_problem(cluster=a_cluster(num_nodes=16), batch=512)
+    limited = replace(plain, options=replace(plain.options, bounds={"micro_batch_size": (1, 64)}))
+    assert enumerate_space(limited, legal_only=True, wide=True).num_legal > 500_000
+    assert [searched_space(one, legal_only=True).every for one in (plain, limited)] == [False, True]
 
 
-def test_all_candidates_are_searched_unless_the_usual_ones_are_many(
+def test_all_candidates_are_searched_unless_they_are_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     problem = a_problem(model=a_model(num_layers=4), cluster=a_cluster(num_nodes=1), batch=8)
