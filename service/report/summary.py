@@ -16,7 +16,6 @@ from meshwright.profiles.cluster import ClusterSpec
 from meshwright.profiles.expected_errors import expected_errors
 from meshwright.profiles.figures import percent
 from meshwright.profiles.library import short_gpu_name
-from meshwright.profiles.units import GIB
 from meshwright.service.report import formatting as figures
 from meshwright.service.report.beyond import baseline_words, run_words
 from meshwright.service.report.question import adapters_word, clean, samples_words, trained_part
@@ -40,7 +39,7 @@ from meshwright.solver.problem import Problem
 
 _MILLION = 1_000_000
 _THOUSANDS = re.compile(r"(?<=\d) (?=\d{3}\b)")
-_FEW = 10.0  # GiB and seconds below it keep a decimal
+_FEW = 10.0  # seconds below it keep a decimal
 _THREE = 3
 _LEVERS, _REMEDIES, _NOTES = 3, 4, 2  # shown at most
 _LARGE = 0.05  # of the time for each token: changes that save less share a line
@@ -300,17 +299,11 @@ def _fits(plan: Plan) -> tuple[str, ...]:
     stage = seen.stages[seen.heaviest_stage] if seen.stages else None
     limit = (stage.memory_limit_bytes if stage else None) or seen.memory_limit_bytes
     risk = figures.risk(seen.out_of_memory_probability).replace("<", "under ").replace(">", "over ")
-    peak = _rounded_gib(seen.peak_memory_bytes, limit)
+    peak = figures.gib_of(seen.peak_memory_bytes, limit)
     offload = plan.config.offload
     more = () if offload == "none" else (figures.offload_words(offload),)
     when = "" if seen.memory is None else f" {figures.MOMENTS[seen.memory.moment]}"
     return (f"{peak} a GPU{when}, out-of-memory risk {risk}", *more)
-
-
-def _rounded_gib(used_bytes: float, limit_bytes: float) -> str:
-    """Return ``65 of 80 GiB``."""
-    digits = 1 if abs(limit_bytes - used_bytes) < GIB or used_bytes / GIB < _FEW else 0
-    return f"{used_bytes / GIB:.{digits}f} of {limit_bytes / GIB:.{digits}f} GiB"
 
 
 def _sure(answer: Answer) -> Iterator[str]:
@@ -506,7 +499,7 @@ def _of_host(nearest: Shortfall) -> Iterator[SummaryFact]:
 def _remedy(remedy: Remedy, problem: Problem) -> Offer:
     same = remedy.num_gpus == problem.cluster.num_gpus
     gpus = "" if same else f" on {remedy.num_gpus} GPU{'s' * (remedy.num_gpus != 1)}"
-    peak = f"{remedy.peak_memory_bytes / GIB:.0f} GiB"
+    peak = f"{figures.gib(remedy.peak_memory_bytes)} GiB"
     step = figures.seconds(remedy.step_time_s)
     change = figures.sentence_case(_launcher_named(remedy.change))
     return Offer(words=f"{change}: {step}{gpus}, {peak}", option=option_words(remedy.settings))

@@ -45,9 +45,11 @@ from meshwright.solver.cost.stages import (
     added_by_rank,
     assemble,
     chunks_of,
+    objective_s,
 )
 from meshwright.solver.cost.timed_layers import is_timed
 from meshwright.solver.cost.uncertainty import extrapolated, log_time_sigma, moved_prices
+from meshwright.solver.cost.ways import Ways, priced_together
 from meshwright.solver.problem import Problem, on_group
 
 
@@ -281,3 +283,20 @@ class PricedPipelines:
             return np.zeros(len(self.columns), dtype=np.bool_)
         kinds = LayerLayout.of(self.problem.model, self.problem.training).kinds
         return np.asarray(np.all([is_timed(self.context.of(one), one.kind) for one in kinds], axis=0))
+
+
+def closed_forms(
+    problems: Sequence[Problem], profile: Profile, meshes: Sequence[tuple[int, Configuration]]
+) -> tuple[FloatArray, FloatArray]:
+    """Return the closed-form step of meshes over equal nodes, and the fullest rank's bytes; (n,) each.
+
+    ``problems``: one under several switches. ``meshes``: each with the number of its problem.
+    """
+    configurations = [one for _, one in meshes]
+    columns, laid = Columns.of(configurations), LaidOut.of(problems[0], configurations)
+    if laid.problem is not problems[0]:
+        problems = [LaidOut.of(one, configurations).problem for one in problems]
+    ways = Ways.of_each_row(problems, profile).under(np.array([at for at, _ in meshes]))
+    prices = laid.prices(priced_together(price, ways, columns, profile))
+    stages = assemble(prices, columns, laid.layout, laid.splits, replayed_layers(configurations, columns))
+    return objective_s(prices, columns, stages), stages.peak_memory_bytes.max(axis=1)

@@ -203,7 +203,7 @@ def reasons_of(
 ) -> list[Why]:
     """Return the reasons of every configuration under its step time.
 
-    What might be changed is chosen by the closed form; reported effects are simulated.
+    What might be changed is chosen by the closed form; reported seconds are simulated.
     """
     if not configurations:
         return []
@@ -216,7 +216,9 @@ def reasons_of(
     ]
     advised = [way for start in starts for ways in start.ways.values() for way in chain(*ways)]
     hindered = [way for start in starts for some in start.stopped.values() for _, way in some]
-    tried = _outcomes(profile, advised, hindered)
+    of_bubbles = [way for start in starts for way in start.ways.get("bubble", ([],))[0]]
+    moves = [way for start in starts for _, some in start.ways.values() for way in some]
+    tried = _outcomes(profile, advised, hindered, timed=[*moves, *hindered, *of_bubbles])
     return [
         Why(waterfall_s=start.fall_s, losses=tuple(_losses(start, tried)), limits=_limits(start, tried))
         for start in starts
@@ -272,9 +274,9 @@ def _explained(
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """One simulated change."""
+    """One change that was tried."""
 
-    step_s: float  # for the whole global batch
+    step_s: float  # for the whole global batch; the closed form where it is not simulated
     fall_s: dict[str, float]
     is_right: bool  # it was to be advised, and the independent check finds nothing wrong
 
@@ -283,10 +285,14 @@ _Outcomes = Mapping[tuple[str, Configuration], _Outcome]  # by ``ChangeToTry.nam
 
 
 def _outcomes(
-    profile: Profile, advised: Sequence[ChangeToTry], hindered: Sequence[ChangeToTry]
+    profile: Profile,
+    advised: Sequence[ChangeToTry],
+    hindered: Sequence[ChangeToTry],
+    timed: Sequence[ChangeToTry],
 ) -> _Outcomes:
+    """Try changes: check those to be advised, and simulate those of which a bubble or a step is read."""
     problems, wanted = dict[str, Problem](), dict[str, dict[Configuration, None]]()
-    checked = {(way.name, way.configuration) for way in advised}
+    checked, simulated = ({(way.name, way.configuration) for way in some} for some in (advised, timed))
     for way in (*advised, *hindered):
         problems[way.name] = way.problem
         wanted.setdefault(way.name, {})[way.configuration] = None
@@ -294,7 +300,7 @@ def _outcomes(
     for name, some in wanted.items():
         problem, batch = problems[name], problems[name].workload.global_batch_size
         evaluated = evaluate(problem, profile, list(some))
-        steps = [one.step_s() for one in evaluated]
+        steps = [one.step_s() if (name, one.config) in simulated else one.objective_s for one in evaluated]
         falls = waterfalls(problem, evaluated, steps)
         asked = [one for one in some if (name, one) in checked]
         faults = violations_of_all(problem, profile, asked)

@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
+from itertools import islice, zip_longest
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -34,8 +34,10 @@ from meshwright.solver.answer import Answer, Lever, Plan, Prediction, settled_pr
 from meshwright.solver.check import violations_of_all
 from meshwright.solver.clock import LOOKS_PER_S, Watch, WorkWatch, look
 from meshwright.solver.configuration import HIERARCHICAL, Columns, Configuration
-from meshwright.solver.cost.evaluation import evaluate
+from meshwright.solver.cost.evaluation import ROUNDED_BYTES, evaluate
+from meshwright.solver.cost.memory import memory_budget_bytes
 from meshwright.solver.cost.objective import counts_busy
+from meshwright.solver.cost.pipelines import closed_forms
 from meshwright.solver.explain.alternatives import moves_of, settle
 from meshwright.solver.explain.reference import switches_of, usual_meshes
 from meshwright.solver.planner.fewest_nodes import alone_on, node_counts
@@ -77,10 +79,16 @@ from meshwright.solver.problem import (
 )
 from meshwright.solver.search.answers import fastest_of
 from meshwright.solver.search.frontier import Rivals
-from meshwright.solver.search.gpu_seconds import least_pass_gpu_s
+from meshwright.solver.search.gpu_seconds import LeastPasses, least_passes
 from meshwright.solver.search.priced_space import priced_space
 from meshwright.solver.search.search import search
-from meshwright.solver.space.enumerate import estimated_outer, fewer_gpus, is_too_large, same_rows
+from meshwright.solver.space.enumerate import (
+    are_few,
+    estimated_outer,
+    fewer_gpus,
+    is_too_large,
+    same_rows,
+)
 from meshwright.solver.space.launcher_choice import launcher_faults, preferred
 from meshwright.solver.space.launcher_rules import (
     standing_alone,
@@ -145,7 +153,7 @@ def levers_of(
         if not _saves_time(problem):
             return in_order(_saving_else(own, profile, answer))
         searches, of_batches = WorkWatch(looks=looks), WorkWatch(looks=looks)
-        recipes = [*_published(own, profile, answer)]
+        recipes, near = [*_published(own, profile, answer)], list[Change]()
         found += [lever for lever, _ in recipes]
         for change in changes_of(own):
             look()
@@ -161,14 +169,14 @@ def levers_of(
             elif change.kind == STANDALONE_STAGES:
                 plans = _with_ends_alone(own, change, profile, answer)
             else:
-                plans = _nearby(own, change, profile, answer)
+                plans = []
+                near.append(change)
+            found += [_lever(own, answer, change, best) for best in plans[:1]]
+        for change, plans in zip(near, _nearby(own, near, profile, answer), strict=True):
             found += [_lever(own, answer, change, best) for best in plans[:1]]
         found += _alone(own, profile, answer, seconds=looks / LOOKS_PER_S)
         found += _lighter(own, profile, answer, searches)
-        launchers = _of_each_stack(own)
-        for on_all in (False, True):  # what changes results hides nothing that does not
-            some = [one for one in launchers if (_TARGETS in one.settings) == on_all]
-            found += _of_launcher(own, some, profile, answer, WorkWatch(looks=2 * looks))
+        found += _of_launchers(own, profile, answer, looks=2 * looks)
         find = partial(_proved, own, profile=profile, answer=answer, searches=searches)
         found += _neighbours(own, profile, answer, find)
         found += _relaid(own, answer, recipes, find)
@@ -186,7 +194,7 @@ def _far(
 ) -> list[_Best]:
     """Return the best plan of a change; where a search does not prove it, those nearby."""
     plans, proved = _proved(problem, change, profile, answer, searches)
-    return plans if proved else _nearby(problem, change, profile, answer)
+    return plans if proved else _nearby(problem, [change], profile, answer)[0]
 
 
 _FEW = 3000  # candidates without stages: searching so few takes about as long as trying those nearby
@@ -634,7 +642,7 @@ def _neighbours(problem: Problem, profile: Profile, answer: Answer, find: _Find)
 
     def lever_of(change: Change) -> Iterator[Lever]:
         plans, proved = find(change)
-        plans = plans if proved else _nearby(problem, change, profile, answer)
+        plans = plans if proved else _nearby(problem, [change], profile, answer)[0]
         yield from (_lever(problem, answer, change, one) for one in plans[:1])
 
     def distance(lever: Lever) -> int:
@@ -784,6 +792,14 @@ def _alone(problem: Problem, profile: Profile, answer: Answer, *, seconds: float
             yield _lever(problem, answer, change, plans[0])
 
 
+def _of_launchers(problem: Problem, profile: Profile, answer: Answer, *, looks: int) -> Iterator[Lever]:
+    """Yield the levers of other launchers; those that change results hide none that does not."""
+    launchers = _of_each_stack(problem)
+    for on_all in (False, True):
+        some = [one for one in launchers if (_TARGETS in one.settings) == on_all]
+        yield from _of_launcher(problem, some, profile, answer, WorkWatch(looks=looks))
+
+
 def _of_launcher(
     problem: Problem,
     launchers: Sequence[Change],
@@ -798,22 +814,24 @@ def _of_launcher(
     none saves, the preferred launcher is searched.
     """
     of_stacks = [replace(one, problem=_on_few_numbers(one.problem, answer)) for one in launchers]
-    saved, best = 0.0, None
+    saved, best, far, idle = 0.0, None, set[str](), _leaves_idle(problem, answer)
     turns, known = _in_turn(of_stacks, profile), list[Configuration]()
-    for change, bound_s, is_searched in turns:
+    for at, turn in enumerate(turns):
         look()
-        if bound_s > _worth_s(problem, change, answer, saved):
+        change, limit_s = turn.change, _worth_s(problem, turn.change, answer, saved)
+        if turn.bound_s > limit_s:
+            far.add(change.problem.launcher)
             continue
         plans, proved = list[_Best](), False
-        if is_searched:
-            plans, proved = _proved(problem, change, profile, answer, searches, saved=saved)
+        if (at == 0 and turn.bound_s > 0.0) or turn.has_few:
+            far.add(change.problem.launcher)
+            plans, proved = _proved_of(turn.groups, limit_s, searches, with_fewer=idle, passes=turn.passes)
         if not proved:
-            plans = _nearby(problem, change, profile, answer, saved=saved, known=known)
+            (plans,) = _nearby(problem, [change], profile, answer, saved=saved, known=known)
         for plan in plans[:1]:
             lever = _lever(problem, answer, change, plan)
             saved, best, known = lever.saves, None if proved else change, [plan.config]
             yield lever
-    far = {turn.change.problem.launcher for turn in turns if turn.is_searched}
     if of_stacks and not saved and of_stacks[0].problem.launcher not in far:
         best = of_stacks[0]
     if best is not None:
@@ -834,37 +852,39 @@ _FEW_STAGED = 2000  # candidates with stages, over all settings of switches: a s
 _FEW_BOUNDED = 5000  # candidates under each setting, where there are no stages or passes have a bound
 
 
-class _Turn(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """Another launcher, and what the passes of its usual candidates take at least."""
+
     change: Change
-    bound_s: float
-    is_searched: bool
+    groups: list[list[Variant]]
+    passes: list[LeastPasses]  # of each group
+
+    @property
+    def bound_s(self) -> float:
+        """Return a lower bound on the step of its usual candidates; 0: none is known."""
+        return min(each.least_gpu_s for each in self.passes) / usable_gpus(self.change.problem)
+
+    @property
+    def has_few(self) -> bool:
+        """Return whether so few candidates are searched whatever their bound."""
+        outer, staged = estimated_outer(self.change.problem), _has_stages(self.change.problem)
+        if staged and outer * sum(map(len, self.groups)) <= _FEW_STAGED:
+            return True
+        return (self.bound_s > 0.0 or not staged) and outer <= _FEW_BOUNDED
 
 
 def _in_turn(changes: Sequence[Change], profile: Profile) -> list[_Turn]:
-    """Return each launcher with a lower bound on its step, in s (0: none), and whether it is searched.
-
-    The one with the lowest bound comes first and is searched, and so is every one with few candidates.
-    Those without a bound come last.
-    """
+    """Return the launchers, that with the lowest bound first; those without a bound come last."""
     turns = list[_Turn]()
-    for one in changes:
+    for change in changes:
         look()
-        groups, outer = _groups_of(one, profile), estimated_outer(one.problem)
-        bound_s = min(_least_pass_gpu_s(some) for some in groups) / usable_gpus(one.problem)
-        staged_few = _has_stages(one.problem) and outer * sum(map(len, groups)) <= _FEW_STAGED
-        bounded = bound_s > 0.0 or not _has_stages(one.problem)
-        few = staged_few or (bounded and outer <= _FEW_BOUNDED)
-        turns.append(_Turn(one, bound_s, few))
-    turns.sort(key=lambda turn: turn.bound_s or inf)
-    if turns and turns[0].bound_s > 0.0:
-        turns[0] = turns[0]._replace(is_searched=True)
-    return turns
-
-
-def _least_pass_gpu_s(variants: Sequence[Variant]) -> float:
-    first, *others = variants
-    problems = [one.problem for one in others]
-    return least_pass_gpu_s(first.problem, first.profile, problems, wide=False)
+        groups, passes = _groups_of(change, profile), list[LeastPasses]()
+        for first, *others in groups:
+            ways = [one.problem for one in others]
+            passes.append(least_passes(first.problem, first.profile, ways, wide=False))
+        turns.append(_Turn(change, groups, passes))
+    return sorted(turns, key=lambda turn: turn.bound_s or inf)
 
 
 def _reduced_in(problem: Problem) -> str:
@@ -918,26 +938,43 @@ _UNCERTAIN = 0.03  # of a step: what the simulation may add to the closed form, 
 
 def _nearby(
     problem: Problem,
-    change: Change,
+    changes: Sequence[Change],
     profile: Profile,
     answer: Answer,
     *,
     saved: float = 0.0,
     known: Sequence[Configuration] = (),
-) -> list[_Best]:
-    """Return plans near to the first one and to those known, the best first.
+) -> list[list[_Best]]:
+    """Return for each change plans near to the first one and to those known, the best first.
 
-    ``saved``: as in ``_proved``.
+    ``saved``: as in ``_worth_s``.
     """
-    descents, most_s = list[_Descent](), _worth_s(problem, change, answer, saved)
-    for changed in (change.problem, *change.also):
-        ways = _ways(changed, answer)
-        starts = _starts(problem, changed, answer, known) if ways else []
-        descents += [_Descent.begun(way, profile_of_variant(way, profile), starts) for way in ways]
-    return sorted(
-        (plan for descent in _leading(descents) for plan in descent.plans(most_s)),
-        key=lambda one: _time_per_token(change.problem, one.config, one.prediction),
-    )
+    every, beams = list[list[_Descent]](), list[_Beam]()
+    for change in changes:
+        look()
+        every.append([])
+        for changed in (change.problem, *change.also):
+            ways = _ways(changed, answer)
+            starts = _starts(problem, changed, answer, known) if ways else []
+            for way in ways:
+                one = _Descent(way=way, profile=profile_of_variant(way, profile), rules=rules_of(way))
+                every[-1].append(one)
+                beams.append((one, starts[:1], starts))
+    _move_on(beams)
+    leading = list(map(_leading, every))
+    limits = [_worth_s(problem, change, answer, saved) for change in changes]
+    for _ in range(1, _ROUNDS):
+        _move_on(
+            (one, one.beam(most_s), ())
+            for some, most_s in zip(leading, limits, strict=True)
+            for one in some
+        )
+    found = list[list[_Best]]()
+    for change, some, most_s in zip(changes, leading, limits, strict=True):
+        plans = [plan for one in some for plan in one.plans(most_s)]
+        each = [_time_per_token(change.problem, one.config, one.prediction) for one in plans]
+        found.append([plans[at] for at in np.argsort(each, kind="stable")])
+    return found
 
 
 def _with_ends_alone(problem: Problem, change: Change, profile: Profile, answer: Answer) -> list[_Best]:
@@ -993,7 +1030,7 @@ def _starts(
     numbers = dict.fromkeys((first.num_gpus, *changed.options.num_gpus, usable_gpus(changed)))
     replicated = [_with_replicas(first, num_gpus) for num_gpus in numbers]
     chunked = _chunked(first, changed.model.num_layers)
-    own = [settle(changed, one) for one in (*replicated, *chunked, *known)]
+    own = [settle(changed, one) for one in (*replicated, *chunked, *known) if not one.stage_groups]
     configs = [one for one in own if one is not None]
     configs += [one for num_gpus in numbers for one in usual_meshes(changed, num_gpus)]
     opened = {*changed.options.allow}.difference(problem.options.allow)
@@ -1050,22 +1087,27 @@ class _Descent:
     known: dict[Configuration, _Seen] = field(default_factory=dict)
     opened: set[Configuration] = field(default_factory=set)
 
-    @classmethod
-    def begun(cls, way: Problem, profile: Profile, starts: Sequence[Configuration]) -> _Descent:
-        """Return a descent after its first round, from the first of some configurations."""
-        found = cls(way=way, profile=profile, rules=rules_of(way))
-        found._move_on(starts[:1], starts)
-        return found
+    def is_alike(self, other: _Descent) -> bool:
+        """Return whether both are about one problem under switches."""
+        own, options = self.way.workload, other.way.workload.framework_options
+        alike = self.profile is other.profile and self.way.launcher == other.way.launcher
+        return alike and replace(own, framework_options=options) == other.way.workload
 
-    def _move_on(self, beam: Sequence[Configuration], fresh: Iterable[Configuration] = ()) -> None:
-        look()
+    def moved(self, beam: Sequence[Configuration], fresh: Iterable[Configuration]) -> list[Configuration]:
+        """Return the legal configurations not seen before among fresh ones and moves of some others."""
         self.opened.update(beam)
-        moved = (each for one in beam for each in moves_of(self.way, one))
-        new = [one for one in dict.fromkeys((*fresh, *moved)) if one not in self.known]
+        moves = (each for one in beam for each in moves_of(self.way, one))
+        new = [one for one in dict.fromkeys((*fresh, *moves)) if one not in self.known]
         self.known |= dict.fromkeys(new, _ILLEGAL)
         legal = violation_masks(self.rules, Columns.of(new)) == 0 if new else ()
-        for one in evaluate(self.way, self.profile, [new[at] for at in np.flatnonzero(legal)]):
-            self.known[one.config] = _Seen(one.objective_s, max(one.short_bytes()) <= 0.0)
+        return [new[at] for at in np.flatnonzero(legal)]
+
+    def beam(self, most_s: float) -> list[Configuration]:
+        """Return the best that were not moved on from; none where all are far too slow for ``most_s``."""
+        if min(self.least_s(fits=fits) for fits in (True, False)) > _HOPELESS * most_s:
+            return []
+        beam = [one for fits in (True, False) for one in self.fastest(fits=fits, most=_BEAM)]
+        return [one for one in beam if one not in self.opened]
 
     def fastest(self, *, fits: bool, most: int) -> list[Configuration]:
         """Return legal configurations, the fastest first."""
@@ -1077,26 +1119,41 @@ class _Descent:
         return min((one.step_s for one in self.known.values() if one.fits == fits), default=inf)
 
     def plans(self, most_s: float) -> Iterator[_Best]:
-        """Yield legal plans that fit and step within ``most_s``, after all rounds.
-
-        Where all are far too slow at first nothing near them is sought.
-        """
-        for _ in range(1, _ROUNDS):
-            if min(self.least_s(fits=fits) for fits in (True, False)) > _HOPELESS * most_s:
-                return
-            beam = [one for fits in (True, False) for one in self.fastest(fits=fits, most=_BEAM)]
-            if not (beam := [one for one in beam if one not in self.opened]):
-                break
-            self._move_on(beam)
+        """Yield legal plans that fit and step within ``most_s``."""
         near_s, best = (1.0 + _UNCERTAIN) * most_s, self.fastest(fits=True, most=_LAST)
         last = [one for one in best if self.known[one].step_s <= near_s]
-        found = evaluate(self.way, self.profile, last) if last else []
+        found = evaluate(self.way, self.profile, last, with_spread=True) if last else []
         last = [one.config for one in found if one.step_s() <= most_s]
         faults = violations_of_all(self.way, self.profile, last) if last else []
         right = [one for one, broken in zip(last, faults, strict=True) if not broken]
         seen = predict_all(self.way, self.profile, right) if right else []
         for config, prediction in zip(right, seen, strict=True):
             yield _Best(config, prediction, self.way)
+
+
+_Beam = tuple[_Descent, Sequence[Configuration], Sequence[Configuration]]  # moved on from; and fresh ones
+
+
+def _move_on(beams: Iterable[_Beam]) -> None:
+    """Look at the moves of some descents, those of one problem under several switches together."""
+    asked = list[tuple[list[_Descent], list[tuple[int, Configuration]]]]()
+    for one, beam, fresh in beams:
+        look()
+        moved = one.moved(beam, fresh)
+        if not moved:
+            continue
+        alike = next((some for some in asked if some[0][0].is_alike(one)), None)
+        if alike is None:
+            asked.append(alike := ([], []))
+        alike[1].extend((len(alike[0]), each) for each in moved)
+        alike[0].append(one)
+    for descents, meshes in asked:
+        first = descents[0]
+        steps_s, held_bytes = closed_forms([each.way for each in descents], first.profile, meshes)
+        most_bytes = memory_budget_bytes(first.way, first.profile) + ROUNDED_BYTES
+        fits = (held_bytes <= most_bytes).tolist()
+        for (at, config), step_s, able in zip(meshes, steps_s.tolist(), fits, strict=True):
+            descents[at].known[config] = _Seen(step_s, able)
 
 
 def _leading(descents: Sequence[_Descent]) -> list[_Descent]:
@@ -1125,7 +1182,7 @@ def _lighter(problem: Problem, profile: Profile, answer: Answer, searches: WorkW
     plans, proved = _proved(problem, lightest, profile, answer, searches)
     refuted = proved and not plans
     if not proved:
-        plans = _nearby(problem, lightest, profile, answer)
+        (plans,) = _nearby(problem, [lightest], profile, answer)
     for change in changes[:-1]:
         look()
         if refuted and same_rows(change.problem) == rows:
@@ -1133,7 +1190,7 @@ def _lighter(problem: Problem, profile: Profile, answer: Answer, searches: WorkW
         near = _without_a_search(change, lightest, plans[0], profile) if proved and plans else []
         if not near or near[0].prediction.step_time_s > _worth_s(problem, change, answer):
             near, known = _around(problem, change, profile, answer, searches, plans=plans[:1])
-            near = near if known else _nearby(problem, change, profile, answer)
+            near = near if known else _nearby(problem, [change], profile, answer)[0]
         for best in near[:1]:
             lever = _lever(problem, answer, change, best)
             saved = max(saved, lever.saves)
@@ -1242,21 +1299,30 @@ def _proved(
     searches: WorkWatch,
     *,
     of: Callable[[Variant], bool] = lambda _: True,
-    saved: float = 0.0,
 ) -> _Found:
-    """Return the same within limited work, under some variants, and no plan where it is not proved.
+    """Return the same within limited work, under some variants, and no plan where it is not proved."""
+    every = _groups_of(change, profile)
+    groups = [some for group in every if (some := [one for one in group if of(one)])]
+    limit_s, idle = _worth_s(problem, change, answer), _leaves_idle(problem, answer)
+    return _proved_of(groups, limit_s, searches, with_fewer=idle)
 
-    ``saved``: as in ``_worth_s``.
+
+def _proved_of(
+    groups: Sequence[Sequence[Variant]],
+    limit_s: float,
+    searches: WorkWatch,
+    *,
+    with_fewer: bool,
+    passes: Sequence[LeastPasses] = (),
+) -> _Found:
+    """Return what ``_first_of`` finds within limited work, and no plan where it is not proved.
+
     How soon such a plan is found depends on the machine.
     """
     plans, proved = list[_Best](), False
     with searches.cut():
-        every = _groups_of(change, profile)
-        groups = [some for group in every if (some := [one for one in group if of(one)])]
         if not any(is_too_large(group[0].problem) for group in groups):  # a sample proves nothing
-            idle = _leaves_idle(problem, answer)
-            limit_s = _worth_s(problem, change, answer, saved)
-            plans, proved = _first_of(groups, limit_s, with_fewer=idle)
+            plans, proved = _first_of(groups, limit_s, with_fewer=with_fewer, passes=passes)
     return (plans, True) if proved and not searches.interrupted() else ([], False)
 
 
@@ -1268,7 +1334,8 @@ def _within_power(
         return _first_of(_groups_of(change, profile), _worth_s(problem, change, answer), with_fewer=False)[
             0
         ]
-    return _nearby(problem, change, profile, answer)
+    (plans,) = _nearby(problem, [change], profile, answer)
+    return plans
 
 
 def _groups_of(change: Change, profile: Profile) -> list[list[Variant]]:
@@ -1279,17 +1346,26 @@ def _groups_of(change: Change, profile: Profile) -> list[list[Variant]]:
     return groups
 
 
-def _first_of(groups: Sequence[Sequence[Variant]], limit_s: float, *, with_fewer: bool) -> _Found:
+def _first_of(
+    groups: Sequence[Sequence[Variant]],
+    limit_s: float,
+    *,
+    with_fewer: bool,
+    passes: Sequence[LeastPasses] = (),
+) -> _Found:
     """Return the fastest plans within a limit, of the group with the fastest; and whether it is proved.
 
-    On all GPUs, or ``with_fewer`` on fewer as well.
+    On all GPUs, or ``with_fewer`` on fewer as well. ``passes``: of each group's usual candidates.
     """
     plans, proved = list[_Best](), bool(groups)
-    for group in groups:
+    for every, own in zip_longest(groups, passes):
+        group, least_s = every, None
+        if own is not None and len(own.sizes) and not are_few(every[0].problem):
+            group, least_s = _among_usual(every), own.step_s
         first, *others = group
         found = search(
             first.problem, first.profile, ways=[one.problem for one in others],
-            rivals=Rivals(limit_s, limit_s), proved=with_fewer,
+            rivals=Rivals(limit_s, limit_s, least_s=least_s), proved=with_fewer,
         )  # fmt: skip
         proved = proved and found.status in ("optimal", "infeasible")
         if found.plans:
@@ -1297,6 +1373,14 @@ def _first_of(groups: Sequence[Sequence[Variant]], limit_s: float, *, with_fewer
             limit_s = score_of(by(best), best)
             plans = [_Best(one.config, one.prediction, by(one).problem) for one in found.plans]
     return plans, proved
+
+
+def _among_usual(variants: Sequence[Variant]) -> list[Variant]:
+    """Return variants that are searched among their usual candidates alone."""
+    return [
+        replace(one, problem=replace(one.problem, options=replace(one.problem.options, usual=True)))
+        for one in variants
+    ]
 
 
 def _published(problem: Problem, profile: Profile, answer: Answer) -> Iterator[tuple[Lever, Change]]:

@@ -151,13 +151,12 @@ def _of_problem(problem: Problem, precision: str) -> Iterator[PublishedRecipe]:
         return
     asked = with_options(framework_facts(framework_of(problem.priced_as)), work.framework_options)
     stated = work.framework_options.get("precision_recipe")
-    for recipe in published_recipes(model.num_layers, model.hidden_size, *gpus):
+    for recipe in published_recipes(model.num_layers, model.hidden_size, *gpus, precision=precision):
         theirs = recipe.shape.problem
         alike = (
             _experts(theirs) == _experts(problem)
             and theirs.model.num_attention_heads == model.num_attention_heads
             and _same_program(recipe.shape.framework, asked.name)
-            and theirs.workload.precision == precision
             and bool(theirs.workload.lora_rank) == bool(work.lora_rank)
         )
         own = theirs.workload.framework_options.get("precision_recipe", "none")

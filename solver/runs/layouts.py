@@ -442,6 +442,19 @@ def _lora_targets_of(cells: Cells) -> tuple[str, ...]:
     return tuple(stated.split("+"))
 
 
+def precision_of_run(cells: Cells) -> tuple[str, str | None]:
+    """Return a row's precision, that which its GPU usually runs where it states none, and its recipe."""
+    slug = cells.text("gpu") or ""
+    usual = "fp8" if slug.startswith(("b200", "b300", "gb200", "gb300", "mi35")) else "bf16"
+    if slug.startswith(("v100", "t4", "rtx-20")):
+        usual = "fp16"
+    stated = cells.text("precision") or usual
+    precision, recipe = _LOW.get(stated, (stated, None))
+    if stated == "mixed" and cells.text("precision_recipe") in _MIXED_IN_8_BITS:
+        precision = "fp8"
+    return precision, recipe
+
+
 def workload_of(cells: Cells, framework: str, model: ModelSpec) -> Workload:
     """Return the batch, the precision, and the row's facts of the software.
 
@@ -452,14 +465,7 @@ def workload_of(cells: Cells, framework: str, model: ModelSpec) -> Workload:
     Raises:
         RefusedRunError: a size is missing, or the weights were adapted in another way.
     """
-    slug = cells.text("gpu") or ""
-    usual = "fp8" if slug.startswith(("b200", "b300", "gb200", "gb300", "mi35")) else "bf16"
-    if slug.startswith(("v100", "t4", "rtx-20")):
-        usual = "fp16"
-    stated = cells.text("precision") or usual
-    precision, recipe = _LOW.get(stated, (stated, None))
-    if stated == "mixed" and cells.text("precision_recipe") in _MIXED_IN_8_BITS:
-        precision = "fp8"
+    precision, recipe = precision_of_run(cells)
     options = _software_options(cells, framework, model)
     if recipe:
         options.setdefault("precision_recipe", recipe)

@@ -28,6 +28,7 @@ from meshwright.solver.runs.layouts import (
     gpu_of_run,
     gpu_warning,
     model_of,
+    precision_of_run,
     release_of,
     vocabulary_warning,
     workload_of,
@@ -126,10 +127,12 @@ def read_runs(
 
 
 @lru_cache(maxsize=64)
-def published_recipes(layers: int, hidden_size: int, gpu: str | None = None) -> tuple[PublishedRecipe, ...]:
+def published_recipes(
+    layers: int, hidden_size: int, gpu: str | None = None, precision: str | None = None
+) -> tuple[PublishedRecipe, ...]:
     """Return the catalog's runs with published switches and a format, of models of these sizes.
 
-    ``gpu``: the slug of the GPU that they ran on; None: any.
+    ``gpu``: the slug of the GPU that they ran on; None: any. ``precision``: likewise.
     """
     found = list[PublishedRecipe]()
     for line, text in enumerate(_catalog_lines()[1:], start=2):
@@ -139,6 +142,8 @@ def published_recipes(layers: int, hidden_size: int, gpu: str | None = None) -> 
         cells = Cells(line, row)
         source = cells.text("switch_source")
         if not source or not cells.text("precision"):
+            continue
+        if precision and precision_of_run(cells)[0] != precision:
             continue
         try:
             if gpu and gpu_of_run(cells.text("gpu") or "", cells.number("gpu_memory_gb")).slug != gpu:

@@ -593,12 +593,25 @@ def numbers_of_gpus(problem: Problem) -> tuple[int, ...]:
     return tuple(sorted(legal, reverse=True))
 
 
+_KEPT = 64  # estimates
+_estimates = dict[tuple[int, bool], tuple[Problem, float]]()
+
+
 def estimated_outer(problem: Problem, *, wide: bool = False) -> float:
     """Estimate the rows without chunks that are enumerated, legal or not, from a few of them.
 
     Of every batch and number of GPUs that ``enumerate_space`` goes through; once they are more than
     anything is done with, the others are not counted.
     """
+    key = id(problem), wide  # it is kept, so that no other gets its number
+    if key not in _estimates:
+        if len(_estimates) == _KEPT:
+            _estimates.clear()
+        _estimates[key] = problem, _estimated_outer(problem, wide=wide)
+    return _estimates[key][1]
+
+
+def _estimated_outer(problem: Problem, *, wide: bool) -> float:
     counts, total, legal = gpu_counts(problem), 0.0, list[int]()
     named, rules = are_named(problem), rules_of(problem)
     for num_gpus in counts if named else _tried_in_turn(problem, counts, legal):
@@ -880,6 +893,11 @@ _NAMED = 2_000_000  # the same where the request limits a narrowed variable
 _WRITTEN = 10  # so many times fewer where rows are weighed one by one
 
 
+def are_few(problem: Problem) -> bool:
+    """Return whether all candidates are few enough to be enumerated."""
+    return estimated_outer(problem, wide=True) <= LARGE_OUTER
+
+
 def searched_space(
     problem: Problem,
     *,
@@ -900,7 +918,7 @@ def searched_space(
         enumerate_space, problem, legal_only=legal_only, tick=tick, beyond=beyond, outer_rows=outer_rows
     )
     if few is None:
-        few = estimated_outer(problem, wide=True) <= LARGE_OUTER
+        few = are_few(problem)
     if few:
         every = enumerated(wide=True)
         if every.num_legal <= _most(problem, one_by_one):
