@@ -23,8 +23,8 @@ def lever_words(lever: Lever, saved: str) -> tuple[str, str, str]:
 
 
 _UNSOUGHT = (
-    "No changes are searched for this request. Rank plans of one batch by their step, or without "
-    "--deadline-days by energy_per_token, on all GPUs of one kind."
+    "No changes are searched for this request. Rank plans by their step, or those of one batch "
+    "without --deadline-days by energy_per_token, on all GPUs of one kind."
 )
 
 

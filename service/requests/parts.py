@@ -469,7 +469,10 @@ def _node_faults(problem: Problem) -> Iterator[FieldError]:
     at = "/search/num_nodes"
     if len(problem.cluster.groups) > 1:
         for name in (name for name, given in named.items() if given):
-            yield FieldError(pointer=pointer("search", name), message="needs a cluster of one node group")
+            yield FieldError(
+                pointer=pointer("search", name), message="needs a cluster of one node group",
+                allowed="all" if name == "gpus" else None, tip="--gpus all" if name == "gpus" else "",
+            )  # fmt: skip
     if options.num_nodes and max(options.num_nodes) > nodes - options.reserve_nodes:
         left = nodes - options.reserve_nodes
         spare = f" ({options.reserve_nodes} of {nodes} are kept spare)" * (options.reserve_nodes > 0)

@@ -180,7 +180,13 @@ def levers_of(
         find = partial(_proved, own, profile=profile, answer=answer, searches=searches)
         found += _neighbours(own, profile, answer, find)
         found += _relaid(own, answer, recipes, find)
-    return in_order([*found, *_packaged(problem, answer)])
+    return in_order(_left_to_user(problem, [*found, *_packaged(problem, answer)]))
+
+
+def _left_to_user(problem: Problem, levers: Iterable[Lever]) -> Iterator[Lever]:
+    """Yield the levers, without other batches where a request has several."""
+    several = bool(problem.options.batch_sizes)
+    return (one for one in levers if not (several and "workload.global_batch_size" in one.settings))
 
 
 def _far(
@@ -228,11 +234,12 @@ def has_levers(problem: Problem, answer: Answer) -> bool:
     the fewest nodes, by anything.
     """
     options = problem.options
-    if not answer.ranking or options.batch_sizes:
+    if not answer.ranking:
         return False
+    alone = options.deadline_days is None and not options.batch_sizes
     if options.gpus == "fewest":
-        return options.deadline_days is None and len(problem.cluster.groups) == 1
-    by_energy = counts_busy(problem) and options.deadline_days is None
+        return alone and len(problem.cluster.groups) == 1
+    by_energy = counts_busy(problem) and alone
     by_step = options.objective == "step_time" or (
         options.objective in _OF_A_GPU and not (options.num_nodes or _leaves_idle(problem, answer))
     )
@@ -254,7 +261,7 @@ def worth_of(kind: str) -> float:
 
 
 def _under_first(problem: Problem, answer: Answer) -> Problem:
-    """Return the request under the launcher of the first plan, asked for one plan alone.
+    """Return the request under the launcher and with the batch of the first plan, asked for one plan alone.
 
     What saves time of a plan that meets a deadline meets it, too. Instead of by tokens or hours of a GPU it
     is ranked by its step, on as many GPUs.
@@ -262,12 +269,14 @@ def _under_first(problem: Problem, answer: Answer) -> Problem:
     first = answer.ranking[0]
     own = problem.under(first.launchers[0]) if first.launchers else problem
     options = replace(
-        own.options, top_k=1, certify="none", diverse=False, pareto=False, baseline=None, deadline_days=None
-    )
+        own.options, top_k=1, certify="none", diverse=False, pareto=False, baseline=None,
+        deadline_days=None, batch_sizes=(),
+    )  # fmt: skip
+    work = replace(own.workload, global_batch_size=first.config.global_batch_size)
     if options.objective in _OF_A_GPU:
         limits = (*options.constraints, f"num_gpus == {first.config.num_gpus}")
         options = replace(options, objective="step_time", constraints=limits)
-    return _on_few_numbers(replace(own, options=options), answer)
+    return _on_few_numbers(replace(own, workload=work, options=options), answer)
 
 
 def _on_few_numbers(problem: Problem, answer: Answer) -> Problem:
@@ -1271,7 +1280,8 @@ def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch
         find = partial(_searched, own, profile=profile, answer=answer)
         found += _relaid(own, answer, [*_published(own, profile, answer)], find)
         found += _neighbours(own, profile, answer, find)
-    every = [one for one in [*found, *_packaged(problem, answer)] if one.saves > worth_of(one.kind)]
+    found = [*_left_to_user(problem, [*found, *_packaged(problem, answer)])]
+    every = [one for one in found if one.saves > worth_of(one.kind)]
     return tuple(sorted(every, key=lambda one: (-one.saves, one.change)))
 
 

@@ -363,6 +363,24 @@ def test_a_lever_saves_as_much_of_what_a_gpu_is_ranked_by(objective: str) -> Non
     assert 1.0 - share == pytest.approx(named.saves, abs=0.005)
 
 
+def test_of_several_batches_what_saves_time_of_the_best_one_is_named(tmp_path: Path) -> None:
+    """7 GPUs share 14 sequences, and 8 share 16: that batch is chosen, and no other one is a lever."""
+    raw = _beside_the_step({})
+    raw["workload"]["global_batch_size"] = [14, 16]
+    problem, answer = compared(raw)
+    assert answer.ranking[0].config.global_batch_size == 16
+    levers = {one.kind: one for one in answer.levers}
+    assert {"precision", "gradients"} & levers.keys()
+    assert not {"batch", "neighbour"} & {
+        one.kind for one in answer.levers if "workload.global_batch_size" in one.settings
+    }
+    for lever in answer.levers:
+        changed = parse_problem(typed(raw, option_words(lever.settings), tmp_path))
+        found = ask(changed, default_profile(changed.cluster, changed.priced_as)).ranking[0]
+        saved = 1.0 - per_token(changed, found) / per_token(problem, answer.ranking[0])
+        assert saved >= lever.saves - ROUNDING
+
+
 def test_on_the_fewest_nodes_a_change_that_fits_on_fewer_is_named(tmp_path: Path) -> None:
     """18 bytes for each of 14.8 billion weights are 266 GB, more than 4 L40S have: two nodes."""
     raw = _beside_the_step({"gpus": "fewest", "workload": {"global_batch_size": 16}})
