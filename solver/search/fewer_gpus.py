@@ -5,7 +5,8 @@ on 17 nodes leave little but 17 stages, and 16 nodes take the usual sizes. All G
 plan that leaves some idle is listed where it is faster than every plan on all of them. So their best score
 refutes most smaller numbers together, before anything of them is enumerated: whatever their number, GPUs
 take so many seconds together (``gpu_seconds``). What is left is searched in few waves, each one search over
-all of its numbers, bounded by the plans that are found.
+all of its numbers, bounded by the plans that are found. Where the batch is shared far better by fewer GPUs,
+these are searched before all.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice, takewhile
-from math import inf
+from math import gcd, inf
 
 from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Answer, Plan, Prediction, RankFloors, Status, status_of_all, with_gaps
@@ -24,7 +25,7 @@ from meshwright.solver.configuration import BoolArray, Columns, Configuration, F
 from meshwright.solver.cost.objective import claim_of, is_plain
 from meshwright.solver.problem import Problem, gpu_counts, on_gpus, per_node_of, usable_gpus
 from meshwright.solver.search.frontier import NO_RIVALS, Rivals
-from meshwright.solver.search.gpu_seconds import least_gpu_s, least_passes
+from meshwright.solver.search.gpu_seconds import LeastPasses, least_gpu_s, least_passes
 from meshwright.solver.search.priced_space import Room, have_room
 from meshwright.solver.space.enumerate import (
     MOST_OUTER,
@@ -33,6 +34,7 @@ from meshwright.solver.space.enumerate import (
     fewer_gpus,
     numbers_of_gpus,
 )
+from meshwright.solver.splits import divisors
 
 Search = Callable[[Problem, Rivals], Answer]  # on the numbers of GPUs of a problem, given others' plans
 
@@ -60,6 +62,7 @@ def at_most_all(
     *,
     ways: Sequence[Problem],
     rivals: Rivals,
+    likely_s: Callable[[Problem], float],
 ) -> Answer:
     """Return the best plans on all GPUs or fewer.
 
@@ -72,22 +75,28 @@ def at_most_all(
         watch: the time of all.
         ways: the request under other switches, which are searched with it.
         rivals: plans of other searches that are ranked with these.
+        likely_s: returns the score of a likely plan on the most GPUs of a problem; ``inf``: none fits.
     """
-    answers = [search(problem, rivals)]
+    first = _sharing_best(problem, likely_s)
+    if first is None:
+        answers, passes = [search(problem, rivals)], None
+    else:
+        answers, passes = _from_fewer(
+            problem, profile, search, watch, ways=ways, rivals=rivals, first=first
+        )
     if "sample" in answers[0].notes:  # nothing is proved of all GPUs, and smaller spaces are as large
         return answers[0]
     known = _to_beat(problem, answers, rivals)
     numbers, counted, each_s = list[int](), False, least_gpu_s(problem, profile, ways)
-    least_s: Callable[[Columns, BoolArray], FloatArray] | None = None
     has_rows = bool(answers[0].plans) or answers[0].status == "optimal"  # mere rivals' plans are faster
     usual = has_rows and answers[0].space == "usual"
     with watch.closing().cut():
-        others = _others(problem, each_s / known.last_s)
+        others = (number for number in _others(problem, each_s / known.last_s) if number != first)
         largest = [*islice(others, 1)]
         few = usual or problem.model.moe is None  # passes; all those of experts are sooner searched
-        if largest and known.last_s < inf and few:
+        if largest and known.last_s < inf and few and passes is None:
             passes = least_passes(problem, profile, ways, wide=not usual)
-            least_s = passes.step_s if len(passes.sizes) else None
+        if passes is not None:
             each_s = max(each_s, passes.least_gpu_s)
         numbers = [*takewhile(lambda n: n * known.last_s >= each_s, chain(largest, others))]
         counted = True
@@ -96,13 +105,68 @@ def at_most_all(
             numbers = []
             break
         wave, numbers = _wave(problem, numbers)
-        rivals_of_wave = replace(known, least_s=least_s)
+        rivals_of_wave = replace(known, least_s=_least_s(passes))
         answers.append(_searched(problem, wave, rivals_of_wave, search, usual=usual, watch=watch))
         known = _to_beat(problem, answers, rivals)
         numbers = [n for n in numbers if n * known.last_s >= each_s]
     most = numbers[0] if counted and numbers else usable_gpus(problem)
     unsearched_s = each_s / most if numbers or not counted else inf
     return _joined(problem, profile, answers, watch, unsearched_s)
+
+
+def _least_s(passes: LeastPasses | None) -> Callable[[Columns, BoolArray], FloatArray] | None:
+    return None if passes is None or not len(passes.sizes) else passes.step_s
+
+
+_SHARED = 2  # times as many GPUs that share the batch are worth a look
+_FEWEST = 0.5  # of all GPUs: fewer are hardly the best number
+_FASTER = 0.97  # of the likely plan's step on all GPUs
+
+
+def _sharing_best(problem: Problem, likely_s: Callable[[Problem], float]) -> int | None:
+    """Return the number of GPUs that shares the batch best, if likely plans on it beat those on all."""
+    every, batch = usable_gpus(problem), problem.workload.global_batch_size
+    worth, least = _SHARED * gcd(every, batch), _FEWEST * every
+    if not any(every - every % size >= least for size in divisors(batch) if worth <= size < every):
+        return None
+    numbers = [*_others(problem, least)]
+    best = max(numbers, key=lambda n: n * n * gcd(n, batch), default=every)  # idle GPUs cost, too
+    if gcd(best, batch) < worth:
+        return None
+    return best if likely_s(on_gpus(problem, (best,))) < _FASTER * likely_s(problem) else None
+
+
+def _from_fewer(
+    problem: Problem,
+    profile: Profile,
+    search: Search,
+    watch: Watch,
+    *,
+    ways: Sequence[Problem],
+    rivals: Rivals,
+    first: int,
+) -> tuple[list[Answer], LeastPasses | None]:
+    """Return the answers on all GPUs and on fewer ones, whose plans refute most rows on all of them.
+
+    What passes take at least, too, if that is known.
+    """
+    fewer = _searched(problem, [first], rivals, search, usual=False, watch=watch)
+    usual, last = fewer.space == "usual", [score_s(problem, one) for one in fewer.plans]
+    known = rivals
+    if len(last) == problem.options.top_k:
+        known = replace(
+            rivals, best_s=min(rivals.best_s, last[0]), last_s=min(rivals.last_s, last[-1] * _ROUNDING)
+        )
+    passes = None
+    if usual and known.last_s < inf:
+        passes = least_passes(problem, profile, ways, wide=False)
+        known = replace(known, least_s=_least_s(passes))
+    of_all = search(_in_time(problem, watch, usual=usual), known)
+    if (
+        of_all.plans and len(_ranked(problem, [of_all, fewer])) < problem.options.top_k
+    ):  # slower ones follow
+        of_all = search(_in_time(problem, watch), rivals)
+    return [of_all, fewer], passes
 
 
 def waves(
@@ -156,13 +220,16 @@ def _wave(problem: Problem, numbers: list[int], share: float = _WAVE) -> tuple[l
 def _searched(
     problem: Problem, wave: Sequence[int], known: Rivals, search: Search, *, usual: bool, watch: Watch
 ) -> Answer:
-    options = replace(
-        problem.options, num_gpus=tuple(wave), usual=usual, time_limit_s=max(watch.left_s, _LEAST_S)
-    )
-    answer = search(replace(problem, options=options), known)
+    answer = search(_in_time(on_gpus(problem, tuple(wave)), watch, usual=usual), known)
     # a wave is chosen: that no more GPUs can be used is not so
     said = {text for num_gpus in wave for text in fewer_are_used(problem, num_gpus)}
     return replace(answer, warnings=tuple(text for text in answer.warnings if text not in said))
+
+
+def _in_time(problem: Problem, watch: Watch, *, usual: bool = False) -> Problem:
+    """Return the problem in the time that is left."""
+    left_s = max(watch.left_s, _LEAST_S)
+    return replace(problem, options=replace(problem.options, usual=usual, time_limit_s=left_s))
 
 
 def _best_score_s(problem: Problem, of_all: Answer) -> float:
@@ -262,4 +329,6 @@ def _idle(problem: Problem, of_all: Answer, plans: Sequence[Plan]) -> dict[str, 
         words += f", all {most} take {score_s(problem, on_all[0]):.4g} s"
     elif of_all.status == "infeasible":
         words += f", and no configuration fits on all {most}"
+    elif of_all.status == "optimal":
+        words += f", all {most} take longer"
     return {IDLE: words}

@@ -228,9 +228,18 @@ def _on_at_most_all(
         found.append(own(asked, on_progress=report, should_stop=watch.should_stop, rivals=others))
         return found[-1]
 
-    answer = at_most_all(problem, profile, on, watch, ways=ways, rivals=rivals)
+    likely_s = partial(_likely_s, profile=profile, watch=watch)
+    answer = at_most_all(problem, profile, on, watch, ways=ways, rivals=rivals, likely_s=likely_s)
     _report_done(watch, answer)
     return answer
+
+
+def _likely_s(problem: Problem, profile: Profile, watch: Watch) -> float:
+    """Return the score of the best likely row; ``inf`` if none fits."""
+    found = _nothing_found(problem, profile, (), NO_RIVALS)
+    with watch.cut():
+        found = _of_likely(found, Watch(time_limit_s=watch.left_s, should_stop=watch.should_stop))
+    return found.frontier.ranked[0].score_s if found.frontier.ranked else math.inf
 
 
 def _as_part(

@@ -888,7 +888,7 @@ def same_rows(problem: Problem) -> Hashable:
 
 # Variables that have more candidates in ``enumerate_space(wide=True)``.
 NARROWED = frozenset({"context_parallel_size", "micro_batch_size", "num_microbatches"}) | WIDENED
-_FEW = 500_000  # legal rows of all candidates, which are 2 to 250 times as many as the usual ones
+_FEW = 250_000  # legal rows of all candidates, which are 2 to 250 times as many as the usual ones
 _NAMED = 1_000_000  # of the usual ones, where the request limits a variable that they narrow
 _WRITTEN = 10  # so many times fewer where rows are weighed one by one
 
