@@ -411,16 +411,24 @@ def warning_words(warning: str) -> str:
 
 
 _MOST_COUNTS = 8  # of a sweep that shows each number of nodes
+_OF_FEW = ("tokens_per_s_per_gpu", "gpu_hours_per_token", "energy_per_token")
 
 
 def _counts(answer: Answer, problem: Problem) -> Iterator[str]:
-    """Yield how to see the best plan on each number of nodes, where one of several is ranked first."""
-    counts = sorted(problem.options.num_nodes)
-    if len(counts) > 1 and answer.plans and problem.options.gpus == "all":
+    """Yield how to see the best plan on each number of nodes, where fewer than all may be better."""
+    options, most = problem.options, problem.cluster.num_nodes - problem.options.reserve_nodes
+    if not answer.plans or options.gpus != "all":
+        return
+    counts = sorted(options.num_nodes)
+    if len(counts) > 1:
         some = counts[:: -(-len(counts) // _MOST_COUNTS)]
         few = ",".join(map(str, sorted({*some, counts[-1]})))
         yield figures.with_options(
             f"The best of all numbers of nodes. A line for each: --sweep num_nodes={few}"
+        )
+    elif not counts and most > 1 and problem.cluster.is_homogeneous and options.objective in _OF_FEW:
+        yield figures.with_options(
+            f"On all {most} nodes. Fewer may be better by this objective: --num-nodes 1:{most} searches all"
         )
 
 
