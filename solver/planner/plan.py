@@ -675,11 +675,13 @@ _FOLLOWING = 0.1  # of a search's time: what one that rivals cut short is expect
 def _of_model(problem: Problem, answer: Answer) -> Answer:
     note = launcher_capabilities(problem.launcher).tensor_note
     split = [f"#{plan.rank}" for plan in answer.plans if plan.config.tensor_parallel_size > 1]
+    listed = dict.fromkeys(name for plan in answer.plans for name in plan.launchers)
+    names = listed if problem.launcher == "any" else (problem.launcher,)
     warnings = (
         *answer.warnings,
         *beyond_positions(problem),
         *left_out(problem),
-        *unwritten(problem),
+        *(warning for name in names for warning in unwritten(replace(problem, launcher=name))),
         *stored_notes(problem),
         *_of_encoders(problem),
         *([f"{', '.join(split)}: {note}"] if note and split else ()),

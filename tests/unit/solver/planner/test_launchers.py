@@ -107,3 +107,18 @@ def test_where_no_launcher_has_files_plans_are_priced_and_every_reason_is_named(
     )
     for name in ("megatron-lm", "maxtext", "trl", "deepspeed"):
         assert name in said
+
+
+def test_launchers_without_files_for_the_chips_are_said_to_have_none_where_no_launcher_is_able() -> None:
+    problem = parse_problem({
+        "model": {"name": "llama-3.2-1b"}, "launcher": "any",
+        "cluster": {"groups": [{"gpu": "tpu-v5p", "num_nodes": 1, "gpus_per_node": 2}]},
+        "workload": {"global_batch_size": 16, "seq_length": 1024, "optimizer": "apollo-pure-bf16"},
+        "search": {"certify": "none", "top_k": 2},
+    })  # fmt: skip
+    answer = answered(problem)
+    listed = {name for plan in answer.plans for name in plan.launchers}
+    assert listed
+    for name in listed:
+        said = f"{name} is not known to run on TPU v5p: you get predictions but no launch files"
+        assert any(warning.startswith(said) for warning in answer.warnings)
