@@ -150,8 +150,8 @@ def levers_of(
         return ()
     own, found = _under_first(problem, answer), list[Lever]()
     with watch.cut():
-        if not _saves_time(problem):
-            return in_order(_saving_else(own, profile, answer))
+        if own.places_stages or not _saves_time(problem):
+            return in_order(_saving_else(own, profile, answer, seconds=looks / LOOKS_PER_S))
         searches, of_batches = WorkWatch(looks=looks), WorkWatch(looks=looks)
         recipes, near = [*_published(own, profile, answer)], list[Change]()
         found += [lever for lever, _ in recipes]
@@ -228,7 +228,7 @@ _OF_A_GPU = ("tokens_per_s_per_gpu", "gpu_hours_per_token")  # on as many GPUs a
 
 
 def has_levers(problem: Problem, answer: Answer) -> bool:
-    """Return whether levers are searched: for plans on at most all GPUs in a mesh.
+    """Return whether levers are searched: for plans on at most all GPUs, in a mesh or as stages.
 
     They are ranked by step or energy, or by tokens or hours of a GPU where the first plan uses all GPUs; on
     the fewest nodes, by anything.
@@ -243,7 +243,9 @@ def has_levers(problem: Problem, answer: Answer) -> bool:
     by_step = options.objective == "step_time" or (
         options.objective in _OF_A_GPU and not (options.num_nodes or _leaves_idle(problem, answer))
     )
-    return (by_step or by_energy) and not (problem.cluster.differs or problem.places_stages)
+    if problem.places_stages:
+        return options.objective == "step_time" and not options.batch_sizes
+    return (by_step or by_energy) and not problem.cluster.differs
 
 
 def in_order(levers: Iterable[Lever]) -> tuple[Lever, ...]:
@@ -542,10 +544,21 @@ def _saves_time(problem: Problem) -> bool:
     return problem.options.gpus == "all" and not counts_busy(problem)
 
 
-def _saving_else(problem: Problem, profile: Profile, answer: Answer) -> Iterator[Lever]:
+def _saving_else(problem: Problem, profile: Profile, answer: Answer, *, seconds: float) -> Iterator[Lever]:
+    if problem.places_stages:
+        return _rounder(problem, profile, answer, seconds=seconds)
     if problem.options.gpus == "fewest":
         return _saving_nodes(problem, answer)
     return _saving_energy(problem, profile, answer)
+
+
+def _rounder(problem: Problem, profile: Profile, answer: Answer, *, seconds: float) -> Iterator[Lever]:
+    """Yield the roundest batch and length nearby for stages on unlike nodes, each by a search."""
+    changes = [*_near_batches(problem)[:1], *_near_lengths(problem)[:1]]
+    for change in changes:
+        look()
+        plans, _ = _searched(problem, _within(change, seconds), profile, answer)
+        yield from (_lever(problem, answer, change, one) for one in plans[:1])
 
 
 def _saving_nodes(problem: Problem, answer: Answer) -> Iterator[Lever]:
@@ -1270,8 +1283,8 @@ def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch
         return ()
     own, found = _under_first(problem, answer), list[Lever]()
     with watch.cut():
-        if not _saves_time(problem):
-            return in_order(_saving_else(own, profile, answer))
+        if own.places_stages or not _saves_time(problem):
+            return in_order(_saving_else(own, profile, answer, seconds=own.options.time_limit_s))
         for change in (*_of_fewer_bits(own), *changes_of(own)):
             look()
             plans, _ = _searched(own, change, profile, answer)

@@ -381,6 +381,18 @@ def test_of_several_batches_what_saves_time_of_the_best_one_is_named(tmp_path: P
         assert saved >= lever.saves - ROUNDING
 
 
+def test_on_unlike_nodes_a_rounder_batch_is_named(tmp_path: Path) -> None:
+    """77 sequences are 7 or 11 replicas. 80 are 8, one on each GPU of a stage."""
+    raw = _beside_the_step({"workload": {"global_batch_size": 77}, "time_limit_s": 30})
+    raw |= {"model": {"name": "qwen3-8b"}, "cluster": {"name": "1xdgx-a100,1xdgx-h100"}}
+    raw |= {"launcher": "flagscale"}
+    problem, answer = compared(raw)
+    (named,) = (one for one in answer.levers if "workload.global_batch_size" in one.settings)
+    assert named.settings == {"workload.global_batch_size": 80}
+    saved = require_saved(raw, problem, replace(answer, levers=(named,)), tmp_path)
+    assert saved["neighbour"] == pytest.approx(named.saves, abs=0.01)
+
+
 def test_on_the_fewest_nodes_a_change_that_fits_on_fewer_is_named(tmp_path: Path) -> None:
     """18 bytes for each of 14.8 billion weights are 266 GB, more than 4 L40S have: two nodes."""
     raw = _beside_the_step({"gpus": "fewest", "workload": {"global_batch_size": 16}})
