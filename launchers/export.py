@@ -16,6 +16,7 @@ from meshwright.profiles.figures import NO_BREAK
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.requirements import Requirement
 from meshwright.profiles.units import GIB
+from meshwright.profiles.vendors import vendor_of
 from meshwright.solver.configuration import RANK_ORDERS, VARIABLES, Configuration
 from meshwright.solver.explain.sentences import limit_sentence, time_sentence
 
@@ -408,7 +409,20 @@ def _remedy(requirement: Requirement) -> str:
 
 
 def common_environment(target: Target, *, torch: bool = True) -> Iterator[EnvironmentVariable]:
-    """Yield the variables for any program, or any of PyTorch's, unless the user has set them."""
+    """Yield the variables for any program, or any of PyTorch's, unless the user has set them.
+
+    Programs count the GPUs that they see. Of one process on several, transformers makes replicas
+    (``nn.DataParallel``), JAX takes all, and ms-swift spreads the model or stops (utils/env.py ``is_mp``).
+    """
+    used, there = target.gpus_per_node, target.problem.cluster.groups[0].gpus_per_node
+    if used < there and vendor_of(target.gpu) in _SEE_BY_NUMBER:
+        numbers = ",".join(map(str, range(used)))
+        yield EnvironmentVariable(
+            name="CUDA_VISIBLE_DEVICES",
+            value=f'"${{CUDA_VISIBLE_DEVICES:-{numbers}}}"',
+            reason=f"The plan uses {used} of the {there} GPUs of a node; programs would count all of them.",
+            is_expression=True,
+        )
     if torch:
         yield EnvironmentVariable(
             name="PYTORCH_CUDA_ALLOC_CONF",
@@ -423,6 +437,9 @@ def common_environment(target: Target, *, torch: bool = True) -> Iterator[Enviro
             value="1",
             reason="The plan was priced with a CPU that waits for every kernel.",
         )
+
+
+_SEE_BY_NUMBER = ("nvidia", "amd")  # ROCm reads the same variable
 
 
 def environment_lines(variables: Sequence[EnvironmentVariable]) -> str:

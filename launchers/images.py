@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from meshwright.launchers.target import Target, pads
+from meshwright.launchers.target import Target
 from meshwright.profiles.adapters import class_targets
-from meshwright.profiles.errors import FieldError
 from meshwright.profiles.tower_modules import TOWER_TARGETS, modules_of
 from meshwright.profiles.towers import FrozenPart
 
@@ -58,17 +57,6 @@ def llama_factory_values(target: Target) -> dict[str, object]:
 def has_images(target: Target) -> bool:
     """Return whether images were priced, which a tower reads."""
     return target.model.tower is not None and target.workload.image_tokens is not None
-
-
-def images_are_not_packed(target: Target) -> Iterator[FieldError]:
-    """Refuse packed documents next to images, as TRL 1.16 does (trainer/sft_trainer.py:779)."""
-    if has_images(target) and target.workload.lengths is not None and not pads(target):
-        yield FieldError(
-            pointer="/workload/batching",
-            message=f"{target.problem.launcher} doesn't pack documents with images",
-            allowed="padding, padding_to_longest",
-            nearest="padding_to_longest",
-        )
 
 
 def adapted_pattern(target: Target, targets: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ from meshwright.solver.configuration import (
     chunk_sizes,
     holds_layers,
 )
-from meshwright.solver.problem import Problem
+from meshwright.solver.problem import Problem, can_start
 from meshwright.solver.space.launcher_rules import problem_faults
 from meshwright.solver.space.rule import Rule as SpaceRule
 from meshwright.solver.space.rules import launch_rules
@@ -151,26 +151,26 @@ def gpus_fit_the_cluster(target: Target) -> Iterator[FieldError]:
 
 
 def ranks_start_under(launcher: str) -> Rule:
-    """Return the rule that ``launcher`` starts as many ranks on all nodes, or fewer on the last one."""
-    able = launcher_capabilities(launcher)
+    """Return the rule that ``launcher`` starts the plan's ranks (``can_start``), as the search has it."""
 
     def start(target: Target) -> Iterator[FieldError]:
         """Yield a fault of unequal nodes that it cannot start."""
-        sizes = {group.gpus_per_node for group in target.problem.cluster.groups}
-        if len(sizes) > 1 and target.num_nodes > 1:
-            yield fault(
-                "data_parallel_size",
-                f"the cluster's nodes have {', '.join(map(str, sorted(sizes)))} GPUs: "
-                "ranks need equal nodes",
-            )
         used, per_node = target.config.num_gpus, target.gpus_per_node
-        if target.idle_gpus and not able.short_last_node:
+        sizes = sorted({group.gpus_per_node for group in target.problem.cluster.groups})
+        if can_start(replace(target.problem, launcher=launcher), used):
+            return
+        if len(sizes) > 1:
             yield fault(
                 "data_parallel_size",
-                f"{used} GPUs don't fill nodes of {per_node}",
-                allowed=f"a product tp * pp * cp * dp that {per_node} divides",
-                nearest=f"{near_multiples(used, per_node)} GPUs",
+                f"the cluster's nodes have {', '.join(map(str, sizes))} GPUs: ranks need equal nodes",
             )
+            return
+        yield fault(
+            "data_parallel_size",
+            f"{used} GPUs don't fill nodes of {per_node}",
+            allowed=f"a product tp * pp * cp * dp that {per_node} divides",
+            nearest=f"{near_multiples(used, per_node)} GPUs",
+        )
 
     return start
 

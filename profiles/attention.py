@@ -69,6 +69,12 @@ def runnable(kernel: str, model: ModelSpec) -> str:
     return SDPA if flash and widest > _WIDEST_FLASH else kernel
 
 
+def taken(kernel: str, model: ModelSpec, release: str) -> str:
+    """Return the kernel of a whole model that transformers is asked for, by the words of its releases."""
+    asked = implementation(model, release).kernel if kernel == AUTO else kernel
+    return "flash2" if asked == HYBRID else runnable(asked, model)
+
+
 def of_layers(kernel: str, model: ModelSpec) -> str:
     """Return the kernel of layers that all attend as this model's do."""
     return runnable("flash2", model) if kernel == HYBRID else kernel

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache, lru_cache
 from itertools import chain
 from math import lcm
@@ -19,6 +19,7 @@ from meshwright.profiles.adapters import (
 from meshwright.profiles.catalog import CATALOG, catalog_file
 from meshwright.profiles.errors import ProfileError, UnknownNameError
 from meshwright.profiles.frameworks import framework_names, option_names
+from meshwright.profiles.library import find_model
 from meshwright.profiles.mixers import MIXER_KINDS
 from meshwright.profiles.model import Activation, ModelSpec
 from meshwright.profiles.model_parts import MoeSpec, RotaryScalingKind
@@ -109,9 +110,17 @@ class Capabilities:
     decomposes_fused: bool = (
         False  # it has DoRA of fused layers; peft's, of single ones, all launchers have
     )
+    shares_decomposed: Limit = False  # but one of all experts of a rank, unlike its LoRA
+    adapters_reach_towers: Limit = False  # those of a language model are in its tower, too
     fake_quantizations: tuple[str, ...] = ("none",)  # of full training; empty: not limited by the launcher
     own_options: tuple[str, ...] = ()  # that not every launcher has: an option's name, or it and a word
+    # Words of an option that its files can state; of other options all.
+    option_words: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    # Options that it needs for samples with a reference (``sample_word``), each with its word
+    sample_options: tuple[tuple[str, tuple[str, ...]], ...] = ()
     mixes_attention: bool = False  # FlashAttention and torch's choice, each in the layers that it takes
+    # Replicas keep embedding and head in fp32, not priced, unless FlashAttention or a cut loss reads them
+    casts_ends_for_flash: Limit = False
     sequence_parallel: bool = True  # with tensor parallelism; else ranks repeat norms
     heads_whole_on_ranks: Limit = False  # tensor_parallel_size divides the key/value heads too
     halves_on_ranks: Limit = False  # tp * 2 cp divides the sequence, not only tp * cp and 2 cp
@@ -126,6 +135,9 @@ class Capabilities:
     # Model types with a vision tower that it trains, each with its source; or "any"
     towers: tuple[str, ...] = ()
     except_towers: tuple[str, ...] = ()  # model types that "any" doesn't mean
+    tower_models: tuple[str, ...] = ()  # the shapes of models with a tower that it has; empty: any
+    tower_precisions: tuple[str, ...] = ()  # of models with a tower; empty: all of ``precisions``
+    packs_no_images: Limit = False  # documents with images are padded
     # Tensor- and context-parallel ranks have the whole tower each, and pass every image through it
     whole_towers: bool = False
     # But where a micro-batch has an image for each of these ranks, the images are shared out
@@ -146,6 +158,7 @@ class Capabilities:
         tuple[str, tuple[str, ...]], ...
     ] = ()  # as ``constraints``, of one of these
     beside_towers: tuple[str, ...] = ()  # facts that only its models with a tower have
+    predicts_by_rotary: Limit = False  # multi-token prediction with plain rotary positions alone
     # Where it has several models: the facts of each; one of them must have all of a model's.
     model_families: tuple[tuple[str, ...], ...] = ()
     # A fact, or "mixers of any kind", and expressions as ``constraints`` for plans of a model with it.
@@ -154,6 +167,8 @@ class Capabilities:
     option_constraints: tuple[
         tuple[str, tuple[str, ...]], ...
     ] = ()  # of a framework's option and its value
+    # Of chips of a vendor: as ``constraints``
+    vendor_constraints: tuple[tuple[str, tuple[str, ...]], ...] = ()
     constraints: tuple[
         str, ...
     ] = ()  # expressions of ``meshwright.solver.space.expressions`` that every plan satisfies
@@ -250,7 +265,8 @@ def launchers_of(launcher: str) -> tuple[str, ...]:
 _LIMITING_WORDS = ("constraints", "adapter_constraints", "model_constraints", "batching_constraints",
                    "optimizer_constraints", "option_constraints", "standalone_constraints",
                    "stage_recompute_constraints", "placed_constraints", "weight_shard_constraints",
-                   "weight_shards_without")  # fmt: skip
+                   "weight_shards_without", "vendor_constraints", "option_words",
+                   "sample_options")  # fmt: skip
 # No matter of all of them together.
 _OF_ONE = (
     "model_families", "usual_zero_stages", "usual_zero_why", "adapter_targets", "lists_linear_layers",
@@ -272,7 +288,7 @@ def _union(parts: list[Capabilities]) -> Capabilities:
             values[name] = all(found) if kind == "Limit" else any(found)
         elif isinstance(found[0], int):
             values[name] = max(found)
-    for name in ("optimizers", "adapter_optimizers", "recipes"):
+    for name in ("optimizers", "adapter_optimizers", "recipes", "tower_models", "tower_precisions"):
         if not all(getattr(part, name) for part in parts):
             values[name] = ()  # some launcher limits none
     source = "; ".join(part.source for part in parts)
@@ -300,6 +316,9 @@ def launcher_capabilities(launcher: str) -> Capabilities:
         "optimizer_constraints",
         "option_constraints",
         "batching_constraints",
+        "vendor_constraints",
+        "option_words",
+        "sample_options",
     ):
         entry[name] = tuple((word, tuple(texts)) for word, texts in raw.get(name, {}).items())
     entry["model_families"] = tuple(tuple(facts) for facts in raw.get("model_families", {}).values())
@@ -330,6 +349,9 @@ def _require_known_words(able: Capabilities) -> None:
             option_names(),
         ),
         "own_options": ((one.partition(" ")[0] for one in able.own_options), option_names()),
+        "option_words": (dict(able.option_words), option_names()),
+        "sample_options": (dict(able.sample_options), able.samples),
+        "vendor_constraints": (dict(able.vendor_constraints), able.vendors),
         "optimizer_constraints": (dict(able.optimizer_constraints), able.optimizers or OPTIMIZERS),
         "batching_constraints": (dict(able.batching_constraints), able.batchings),
     }
@@ -363,6 +385,9 @@ _SMALL = ModelSpec(
 DIFFUSION = "diffusion over latent tokens"
 LABELS = "head of rewards or classes"
 TOWER = "vision tower"
+# Of ``lacking_facts``, in addition to the facts of a model.
+UNLIKE_SHAPE = "sizes of none of its models with a tower"
+PREDICTION = "multi-token prediction without plain rotary positions"
 # Of ``model_constraints``, in addition to the facts of a model.
 ANY_MIXER = "mixers of any kind"
 APART = "experts that are not in one tensor"  # with a gate, of a class that dispatchers know
@@ -371,6 +396,11 @@ APART = "experts that are not in one tensor"  # with a gate, of a class that dis
 def lacking_facts(able: Capabilities, model: ModelSpec) -> tuple[str, ...]:
     """Return the facts that a launcher cannot state (of its models the one that lacks fewest), in order."""
     lacks_tower = model.tower is not None and not able.trains_tower(model.tower.model_type)
+    beyond = {
+        UNLIKE_SHAPE: not lacks_tower and not _has_shape(able, model),
+        PREDICTION: able.predicts_by_rotary and model.num_mtp_layers > 0 and not _has_plain_rotary(model),
+    }
+    unlike = tuple(fact for fact, there in beyond.items() if there)
     if "any" in able.model_facts:
         others = {DIFFUSION: model.diffusion is not None, LABELS: model.num_labels > 0}
         lacks = tuple(fact for fact, there in others.items() if there and not able.diffusion)
@@ -379,7 +409,26 @@ def lacking_facts(able: Capabilities, model: ModelSpec) -> tuple[str, ...]:
     own = own if lacks_tower else own - {TOWER}
     apart = set() if model.tower else {*able.beside_towers}
     families = able.model_families or (able.model_facts,)
-    return min((tuple(sorted(own.difference({*facts} - apart))) for facts in families), key=len)
+    return (*min((tuple(sorted(own.difference({*facts} - apart))) for facts in families), key=len), *unlike)
+
+
+def _has_shape(able: Capabilities, model: ModelSpec) -> bool:
+    """Return whether a launcher has a model of these sizes with the tower, but for prediction layers."""
+    if model.tower is None or not able.tower_models:
+        return True
+    return any(_shape_of(find_model(name)) == _shape_of(model) for name in able.tower_models)
+
+
+def _has_plain_rotary(model: ModelSpec) -> bool:
+    """Return whether layers have rotary positions that YaRN doesn't scale; latent attention has its own."""
+    scaling = model.rotary_scaling
+    pattern = bool(model.layer_pattern) and all(model.layers_without_rotary())
+    scaled = model.mla is None and scaling is not None and scaling.kind == "yarn"
+    return model.has_rotary_positions and not pattern and not scaled
+
+
+def _shape_of(model: ModelSpec) -> ModelSpec:
+    return replace(model, name="", display_name="", source="", num_mtp_layers=0)
 
 
 def fact_sources(launcher: str) -> Mapping[str, str]:

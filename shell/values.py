@@ -76,6 +76,7 @@ class Script:
         default_factory=dict
     )  # by its own programs: a known one that does the same
     stopped: int = 0  # the line of the final ``exit``
+    on_nodes: tuple[Script, ...] = ()  # as it runs on its last two nodes, if it tests the node's rank
     tested: tuple[str, ...] = ()  # variables that the conditions around it test
     line: int = 0  # being read
     num_words: int = 0

@@ -541,6 +541,12 @@ def gpu_counts(problem: Problem) -> tuple[int, ...]:
     return tuple(sorted((n for n in open_counts if n <= most), reverse=True)) or (most,)
 
 
+def is_left_open(problem: Problem, num_gpus: int) -> bool:
+    """Return whether the request leaves open the number of nodes that so many GPUs take."""
+    named = problem.options.num_nodes
+    return not named or -(-num_gpus // per_node_of(problem)) in named
+
+
 def searched_switches(problem: Problem) -> tuple[str, ...]:
     """Return the switches that are searched under a problem's launchers."""
     names, every = allowed_switches(problem.options.allow), switches()
@@ -612,7 +618,7 @@ def may_use_fewer(problem: Problem) -> bool:
     """
     options = problem.options
     by_step = options.objective == "step_time" and options.gpus == "all"
-    return by_step and not are_named(problem) and not problem.places_stages
+    return by_step and not options.num_gpus and not problem.places_stages
 
 
 # --------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from typing import ClassVar
 
 from meshwright.launchers.accelerate.export import (
     accelerate_warnings,
-    attention,
     mesh,
     optimizer_packages,
     tensor_packages,
@@ -21,31 +20,16 @@ from meshwright.launchers.export import compiled_facts, model_is_in_the_script
 from meshwright.launchers.images import (
     adapted_pattern,
     has_images,
-    images_are_not_packed,
 )
 from meshwright.launchers.target import Target, pads, pads_to_longest
 from meshwright.launchers.transformers.export import WRITTEN_FACTS, TrainerFiles, Values, experts
 from meshwright.profiles.adapters import class_targets, linear_names, parted
 from meshwright.profiles.attention import HYBRID
-from meshwright.profiles.errors import FieldError
 from meshwright.profiles.frameworks import TERNARY
 from meshwright.profiles.layer_names import end_names, layers_path
 from meshwright.profiles.requirements import Requirement, packages
 from meshwright.profiles.storage import BasePrecision
 from meshwright.profiles.trained_layers import layers_named
-
-
-def replicas_need_flash_attention(target: Target) -> Iterator[FieldError]:
-    """Require a kernel for which Axolotl casts embeddings and head back to bf16 (loaders/model.py:462)."""
-    if target.config.zero_stage or _cuts_logits(target):  # whose head is cast, too (:478)
-        return
-    if not attention(target).startswith("flash"):
-        yield FieldError(
-            pointer="/workload/framework_options/attention_kernel",
-            message="without FSDP Axolotl keeps embeddings and head in fp32 here: not supported",
-            allowed="flash2, flash3",
-            nearest="flash2",
-        )
 
 
 def _shards(target: Target) -> Values:
@@ -123,17 +107,6 @@ def _shares_experts(target: Target) -> bool:
     return target.config.expert_parallel_size > 1
 
 
-def experts_are_of_one_node(target: Target) -> Iterator[FieldError]:
-    """Require one node for ranks that share experts: DeepEP runs without RDMA (args.py:30)."""
-    if _shares_experts(target) and target.num_nodes > 1:
-        yield FieldError(
-            pointer="/config/expert_parallel_size",
-            message="Axolotl's expert ranks are in every node, and DeepEP reaches one here",
-            allowed="1",
-            nearest="1",
-        )
-
-
 def _rounds(target: Target) -> Values:
     """Return what quantisation-aware training rounds inputs and weights to, if it was priced."""
     facts = target.facts
@@ -178,9 +151,6 @@ class AxolotlFiles(TrainerFiles):
         ),
     )
     is_command = False
-    rules = (
-        replicas_need_flash_attention, images_are_not_packed, experts_are_of_one_node,
-    )  # fmt: skip
     batch = ("micro_batch_size", "gradient_accumulation_steps", "sequence_len")
     optimizer, dora = "optimizer", "peft_use_dora"
     ring_kernel = "flash_attention_2"  # its rings accept this one alone

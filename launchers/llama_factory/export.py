@@ -29,11 +29,9 @@ from meshwright.launchers.megatron_core.names import (
     split_values,
 )
 from meshwright.launchers.megatron_lm.flags import facts as megatron_facts
-from meshwright.launchers.megatron_lm.flags import gathered_tokens_are_of_equal_sequences
 from meshwright.launchers.rules import refuse_first
 from meshwright.launchers.target import ExportBundle, Target, pads, pads_to_longest
 from meshwright.launchers.transformers.export import OF_THE_RUN
-from meshwright.profiles.errors import FieldError
 
 PRODUCT = "LLaMA-Factory 0.9.5 with mcore_adapter"
 CONFIG_FILE = "llama_factory.yaml"
@@ -47,12 +45,6 @@ ARGUMENTS = frozenset((
 ))  # fmt: skip
 
 
-def lengths_differ_where_tokens_are_exchanged(target: Target) -> Iterator[FieldError]:
-    """Refuse variable_seq_lengths with gathered tokens, as ``training_args.py`` does."""
-    if _lengths(target):
-        yield from gathered_tokens_are_of_equal_sequences(target)
-
-
 USE_MCA = common.EnvironmentVariable(
     name="USE_MCA", value="1", reason="LLaMA-Factory trains through Megatron-Core's adapter."
 )
@@ -60,7 +52,7 @@ USE_MCA = common.EnvironmentVariable(
 
 def export(target: Target) -> ExportBundle:
     """Return the YAML and the two scripts that start it."""
-    refuse_first(target, "llama-factory", (lengths_differ_where_tokens_are_exchanged,))
+    refuse_first(target, "llama-factory")
     return common.bundled(
         target,
         product=PRODUCT,

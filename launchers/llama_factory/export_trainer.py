@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 from meshwright.launchers import images
 from meshwright.launchers.accelerate.export import (
-    ATTENTION,
     attention,
     recomputes_in_script,
     trainer_packages,
@@ -18,7 +17,6 @@ from meshwright.launchers.llama_factory import export_v1 as v1
 from meshwright.launchers.target import ExportBundle, Target, pads
 from meshwright.launchers.transformers.export import TrainerFiles, Values, keeps_fp32
 from meshwright.profiles.adapters import adapts_every, class_targets
-from meshwright.profiles.errors import FieldError
 from meshwright.profiles.optimizers import USUAL_INTERVAL, optimizer_named, usual_rank
 from meshwright.profiles.requirements import Requirement, packages
 from meshwright.profiles.storage import is_checkpoints
@@ -31,19 +29,6 @@ NEEDS = (("LLAMA_FACTORY_DIR", f"a checkout of LLaMA-Factory; {FOLLOWS} follow")
 _FLASH_ATTN = {"flash_attention_2": "fa2", "sdpa": "sdpa", "eager": "disabled"}
 
 
-def kernel_has_a_name(target: Target) -> Iterator[FieldError]:
-    """Require an attention kernel that ``flash_attn`` names (model/model_utils/attention.py)."""
-    kernel = attention(target)
-    if kernel not in _FLASH_ATTN:
-        named = [name for name, theirs in ATTENTION.items() if theirs in _FLASH_ATTN]
-        yield FieldError(
-            pointer="/workload/framework_options/attention_kernel",
-            message=f"LLaMA-Factory's flash_attn has no name for {kernel}",
-            allowed=", ".join(named),
-            nearest="flash2",
-        )
-
-
 def _is_ligers(target: Target) -> bool:
     """Return whether Liger's loss was priced, which comes with its norms and activations."""
     return target.workload.framework_options.get("loss_kernel") == "liger"
@@ -52,18 +37,6 @@ def _is_ligers(target: Target) -> bool:
 def _compares_logits(workload: Workload) -> bool:
     """Return whether ASFT's loss was priced, of whole logits next to those of a second model."""
     return workload.framework_options.get("loss_kernel") == "compared"
-
-
-def reference_has_a_loss(target: Target) -> Iterator[FieldError]:
-    """Require ASFT's loss where sequences have a reference: no other loss of its trainer reads one."""
-    workload = target.workload
-    if workload.sample_word == "sequence/frozen" and not _compares_logits(workload):
-        yield FieldError(
-            pointer="/workload/framework_options/loss_kernel",
-            message="LLaMA-Factory compares sequences to a reference by their whole logits alone (ASFT)",
-            allowed="compared, or reference none",
-            nearest="compared",
-        )
 
 
 def _kind(workload: Workload) -> str:
@@ -103,7 +76,6 @@ class LlamaFactoryFiles(TrainerFiles):
     file = "llama_factory_train.yaml"
     command = f'    "${{LLAMA_FACTORY_DIR}}/src/train.py" "${{here}}/{file}" "$@"'
     needs, follows, assignments = NEEDS, FOLLOWS, True
-    rules = (kernel_has_a_name, reference_has_a_loss)
     batch = (*TrainerFiles.batch, "cutoff_len")
     rank = "lora_rank"
     others = (

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import yaml
 
 from meshwright.launchers import export as common
-from meshwright.launchers.dialect import filled, meanings
+from meshwright.launchers.dialect import filled
 from meshwright.launchers.flags import flags_of
-from meshwright.launchers.rules import fault, refuse_first
+from meshwright.launchers.rules import refuse_first
 from meshwright.launchers.target import ExportBundle, Target
-from meshwright.profiles.errors import FieldError
 from meshwright.profiles.requirements import packages
 from meshwright.solver.configuration import Configuration
 
@@ -122,27 +121,6 @@ def _sent_modules(target: Target) -> tuple[str, ...]:
     return tuple(SENT_BY) if modules == "all" else tuple(modules.split("+"))
 
 
-def tensors_have_names(target: Target) -> Iterator[FieldError]:
-    """Require modules that MaxText's names of tensors can state."""
-    sent, full = _sent_modules(target), target.config.recompute_granularity == "full"
-    if unnamed := [module for module in sent if module not in SENT_BY]:
-        yield fault(
-            "offload_modules", f"MaxText has no name for the input of {', '.join(unnamed)}",
-            allowed=f"all, or {', '.join(SENT_BY)} joined by +",
-        )  # fmt: skip
-    elif sent and full and "attn_norm" not in sent:
-        yield fault("offload_modules", "a recomputed layer keeps its input alone", allowed="all, attn_norm")
-    if full:
-        return
-    replayed = target.facts.recomputed
-    if ALWAYS_REPLAYED not in replayed or {*replayed} - {*KEPT_BY, ALWAYS_REPLAYED}:
-        yield fault(
-            "recompute_granularity",
-            f"MaxText replays norms, and others by the names of tensors, not {'+'.join(replayed)}",
-            allowed=f"{ALWAYS_REPLAYED} with any of {', '.join(KEPT_BY)}",
-        )
-
-
 # --------------------------------------------------------------------------------------------------
 # The model, the batch, and the rest of the file.
 
@@ -216,20 +194,6 @@ def maxtext_file(head: str, target: Target) -> str:
     return head + yaml.safe_dump(values, sort_keys=True)
 
 
-def kernels_have_names(target: Target) -> Iterator[FieldError]:
-    """Require an attention kernel and gradients that MaxText has a word for."""
-    for name in ("attention_kernel", "gradient_dtype") if not is_tpu(target) else ("gradient_dtype",):
-        stated, known = getattr(target.facts, name), meanings("maxtext", f"option.{name}")
-        if stated not in known:
-            yield fault(name, f"MaxText has no {stated}", allowed=", ".join(known))
-
-
-def tpus_gather_sequences(target: Target) -> Iterator[FieldError]:
-    """Refuse rings on TPUs, where MaxText runs them with a kernel that is not priced."""
-    if is_tpu(target) and target.config.context_parallel_size > 1:
-        yield fault("context_parallel_size", "rings of TPUs are not written for MaxText", allowed="1")
-
-
 # --------------------------------------------------------------------------------------------------
 # The start: one process a node, which drives all of its GPUs.
 
@@ -275,7 +239,7 @@ def _of_gpus(target: Target) -> Iterator[common.EnvironmentVariable]:
 
 def export(target: Target) -> ExportBundle:
     """Return the configuration and the scripts that start it."""
-    refuse_first(target, "maxtext", own=(tensors_have_names, kernels_have_names, tpus_gather_sequences))
+    refuse_first(target, "maxtext")
     return common.bundled(
         target,
         product=PRODUCT,

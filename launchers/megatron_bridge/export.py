@@ -27,7 +27,6 @@ from meshwright.launchers.megatron_core.model import (
     layer_list,
     model_values,
     positions_of,
-    prediction_layers_need_rotary,
 )
 from meshwright.launchers.megatron_core.names import (
     STAGES_BEFORE_DATA,
@@ -320,22 +319,12 @@ def _adapts_experts(target: Target) -> bool:
 
 
 def adapters_are_priced(target: Target) -> Iterator[FieldError]:
-    """Require an adapter for each routed expert, not one for all of a rank, and none in a tower.
-
-    Megatron-Bridge's LoRA has ``share_expert_adapters`` from 0.5 on (peft/lora.py), its DoRA never.
-    """
-    if target.workload.lora_rank and target.model.tower is not None:
-        yield FieldError(
-            pointer="/workload/lora_rank",
-            message="Megatron-Bridge would adapt the vision tower too, which is not priced",
-            allowed="0, or --launcher ms-swift",
-        )
-    is_dora = target.workload.framework_options.get("dora")
-    if _adapts_experts(target) and (is_dora or target.version in ("", "0.3", "0.4")):
+    """Require an adapter for each routed expert: ``share_expert_adapters`` of 0.5 (peft/lora.py)."""
+    if _adapts_experts(target) and target.version in ("", "0.3", "0.4"):
         yield FieldError(
             pointer="/workload/lora_targets",
             message="Megatron-Bridge's routed experts share an adapter on each rank, which is not priced",
-            allowed=", ".join(ATTENTION_TARGETS) + "; launcher_version 0.5 or later" * (not is_dora),
+            allowed=", ".join(ATTENTION_TARGETS) + "; launcher_version 0.5 or later",
         )
 
 
@@ -428,6 +417,10 @@ NEEDS = (("BRIDGE_SCRIPT", "a recipe script of Megatron-Bridge that takes key=va
 _WITH_WEIGHT_SHARDS = "0.7"  # the first release that may wire them in: its pull request 5569
 
 
+def _shares_weights(target: Target) -> bool:
+    return target.config.weight_shard_size * target.config.expert_weight_shard_size > 1
+
+
 def weight_shards_are_wired_in(target: Target) -> Iterator[FieldError]:
     """Require a release that hands weight shards on to Megatron-Core's process groups."""
     for name in ("weight_shard_size", "expert_weight_shard_size"):
@@ -435,13 +428,13 @@ def weight_shards_are_wired_in(target: Target) -> Iterator[FieldError]:
         if size > 1 and target.version != _WITH_WEIGHT_SHARDS:
             yield fault(
                 name,
-                f"{size}, which files for Megatron-Bridge {target.version or '0.3'} do not start",
+                f"{size}, which files for Megatron-Bridge {target.version} do not start",
                 allowed=f"1; launcher_version {_WITH_WEIGHT_SHARDS} with its pull request 5569",
                 nearest=1,
             )
 
 
-OWN_RULES = (weight_shards_are_wired_in, prediction_layers_need_rotary, adapters_are_priced)
+OWN_RULES = (weight_shards_are_wired_in, adapters_are_priced)
 
 
 def decided_names(target: Target) -> tuple[str, ...]:
@@ -457,7 +450,8 @@ VERSIONS = ("0.3", "0.4", "0.5", "0.6", "0.7")
 def export(target: Target) -> ExportBundle:
     """Return the overrides and the two scripts that start them."""
     without_recipe = target.model.mixer is not None and target.version in ("", "0.3")
-    if without_recipe or (_adapts_experts(target) and not target.version):
+    newer = _adapts_experts(target) or _shares_weights(target)
+    if without_recipe or (newer and not target.version):
         target = replace(target, version=VERSIONS[-1])
     refuse_first(target, "megatron-bridge", OWN_RULES)
     return bundled(
@@ -501,6 +495,7 @@ def found_warnings(target: Target) -> Iterator[str]:
         # No override names a function (training/utils/omegaconf_utils.py _restore_excluded_fields);
         # providers of the gated models that are exported have silu already (models/*/*_provider.py:
         # activation_func).
+        (_shares_weights(target), "shared weights need Megatron-Bridge's pull request 5569"),
         (
             activation != "silu",
             f"overrides can't set the activation: use a recipe of a model with {activation}",

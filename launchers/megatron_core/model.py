@@ -6,12 +6,10 @@ value. Megatron-Bridge writes these names; Megatron-LM's flags follow from them 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
 from meshwright.launchers.megatron_core.names import Values, balance_values
-from meshwright.launchers.target import Target
-from meshwright.profiles.errors import FieldError
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MlaSpec, MoeSpec, RotaryScaling
 
@@ -161,16 +159,3 @@ def latent_values(mla: MlaSpec) -> Values:
         "qk_pos_emb_head_dim": mla.qk_rope_head_dim,
         "v_head_dim": mla.v_head_dim,
     }
-
-
-def prediction_layers_need_rotary(target: Target) -> Iterator[FieldError]:
-    """Require plain rotary positions for multi-token prediction (``validate_args``)."""
-    model, positions = target.model, positions_of(target.model)
-    if model.num_mtp_layers and positions != "rope":
-        words = "learned positions" if positions == "learned_absolute" else "positions by YaRN"
-        yield FieldError(
-            pointer="/model/num_mtp_layers",
-            message=f"{model.num_mtp_layers} with {words}",
-            allowed=f"0 with {words}",
-            nearest="0",
-        )

@@ -25,7 +25,6 @@ from meshwright.launchers.export import (
     slurm_script,
     with_readme,
 )
-from meshwright.launchers.megatron_core.model import prediction_layers_need_rotary
 from meshwright.launchers.megatron_core.names import (
     FROM_CHECKPOINT,
     decided_flags,
@@ -158,7 +157,7 @@ def needs(target: Target) -> tuple[tuple[str, str], ...]:
 
 def export(target: Target) -> ExportBundle:
     """Return the arguments file and the two scripts that start it."""
-    refuse_first(target, "megatron-lm", (prediction_layers_need_rotary, low_precision_has_units))
+    refuse_first(target, "megatron-lm", (low_precision_has_units,))
     warnings = list(found_warnings(target))
     packages = packages_of(target)
     product = f"Megatron-LM {versions_of(target)}"

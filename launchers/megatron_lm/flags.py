@@ -457,14 +457,3 @@ def low_precision_has_units(target: Target) -> Iterator[FieldError]:
             allowed="bf16, fp16",
             nearest="bf16",
         )
-
-
-def gathered_tokens_are_of_equal_sequences(target: Target) -> Iterator[FieldError]:
-    """Refuse to gather tokens of sequences with different lengths (``TransformerConfig``)."""
-    if target.model.moe and facts(target).moe_dispatcher == "allgather":
-        yield FieldError(
-            pointer="/workload/framework_options/moe_dispatcher",
-            message="allgather, with sequences of different lengths",
-            allowed="alltoall",
-            nearest="alltoall",
-        )

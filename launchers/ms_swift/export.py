@@ -20,8 +20,6 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.towers import FrozenPart
 
 PRODUCT = "ms-swift 4.6.0"
-# mcore_bridge/config/model_config.py: variable_seq_lengths
-OWN_RULES = (megatron.gathered_tokens_are_of_equal_sequences,)
 PROGRAM = '"${SWIFT_DIR}/cli/_megatron/${SWIFT_COMMAND}.py" "${PLAN_ARGS[@]}" "${run_args[@]}"'
 # Values that do not affect the price; its own timeout is 208 days.
 RUN = """\
@@ -50,7 +48,7 @@ RESUMES = "after it, to continue from a checkpoint (ms-swift doesn't look for on
 
 def export(target: Target) -> ExportBundle:
     """Return the arguments and the two scripts that start them."""
-    refuse_first(target, "ms-swift", OWN_RULES)
+    refuse_first(target, "ms-swift")
     adapts = target.workload.lora_rank > 0
     return common.bundled(
         target,

@@ -49,6 +49,7 @@ _TITANS = "run_train.sh"  # torchtitan's
 _FILES = (".json", ".yaml", ".yml", ".toml", ".sh")
 _GPUS = re.compile(r"(?:^|,)(?:gres/)?gpu(?::[A-Za-z][\w.-]*)?(?:[:=](\d+))?(?=$|[,(])")  # of --gres
 _ONE_NUMBER = re.compile(r"\bGPUS_PER_NODE=\d")
+_EXPORTED = re.compile(r"\bplan \w+ \(rank \d+\), by Meshwright\b")
 _IDLE = re.compile(r"\bNodes: (\d{1,9}) of (\d{1,9}) .*, (\d{1,9}) idle on the last\b")
 _Texts = tuple[tuple[str, str], ...]  # by name
 _MODULES = ("trl.scripts.",)  # programs that python -m starts
@@ -84,6 +85,12 @@ class World:
     processes: int | None = None  # of all nodes, if given as a total
     lacking: FieldError | None = None  # the first number that depends on the running shell
     idle_gpus: int = 0  # of the last node, which starts no rank on them
+
+    @property
+    def each(self) -> int | None:
+        """Processes of a node, as given or as its share of all; None if unknown."""
+        nodes, processes = self.num_nodes, self.processes
+        return self.gpus_per_node or (processes // nodes if nodes and processes else None)
 
     @property
     def num_gpus(self) -> int | None:
@@ -166,15 +173,31 @@ def _read(text: str, variables: _Texts, environment: _Texts, other: Include) -> 
     return found
 
 
+_NODE_RANKS = ("NODE_RANK", "MACHINE_RANK", "GROUP_RANK", "SLURM_NODEID", "SLURM_PROCID")
+_TESTS_RANK = re.compile(rf"(?:\(\(|\[|\btest\b|\bcase\b)[^\n]*(?:{'|'.join(_NODE_RANKS)})\b")
+
+
 def _parsed(text: str, variables: _Texts, environment: _Texts, other: Include) -> Script | str:
     try:
-        return _with_defaults(
+        found = _with_defaults(
             read_script(text, dict(variables), other, dict(environment), _AROUND_TEXTS), other
         )
+        for rank in _last_ranks(text, found):
+            there = dict(environment) | dict.fromkeys(_NODE_RANKS, str(rank))
+            found.on_nodes += (read_script(text, dict(variables), other, there, _AROUND_TEXTS),)
     except ValueError as fault:
         return str(fault)[:200]
     except RecursionError:
         return "the script is nested too deeply"
+    return found
+
+
+def _last_ranks(text: str, script: Script) -> Sequence[int]:
+    """Return the ranks of the last two nodes, if a script that we have not exported tests a node's rank."""
+    if not _TESTS_RANK.search(text) or _EXPORTED.search(text):
+        return ()
+    nodes = _world_of(text, script, None, script.commands).num_nodes or 1
+    return range(nodes - 2, nodes) if nodes > 1 else ()
 
 
 def _with_defaults(script: Script, other: Include) -> Script:
@@ -662,7 +685,27 @@ def world_of(text: str, script: Script, command: Command | None = None) -> World
         return own
     lists = [command.before] if command else script.commands
     lacking = _lacking(script, command, lists)
-    return replace(_world_of(text, script, command, lists), lacking=lacking)
+    return replace(_shortened(_world_of(text, script, command, lists), text, script), lacking=lacking)
+
+
+def _shortened(world: World, text: str, script: Script) -> World:
+    """Return a world with the GPUs of the last node that start no rank where its command says fewer there.
+
+    Raises:
+        InvalidProblemError: other nodes start unlike numbers.
+    """
+    if not script.on_nodes:
+        return world
+    numbers = [_world_of(text, one, None, one.commands).each for one in (script, *script.on_nodes)]
+    if world.each is None or world.each != numbers[0] or len({*numbers}) == 1:
+        return world
+    first, before, last = (number or 0 for number in numbers)
+    if last < before == first:
+        return replace(world, gpus_per_node=first, processes=None, idle_gpus=first - last)
+    raise refused(
+        f"nodes start unlike numbers of processes: {first} first, {before} and {last} on the last two",
+        allowed="the same on every node, or fewer on the last one alone",
+    )
 
 
 def short_world(text: str) -> World | None:

@@ -155,7 +155,8 @@ def _model(text: str) -> ModelSpec | None:
 
 
 # Files that are exported with the one that is read: used if their headers name the same plan.
-EXPORTED = ("launch.sh", "launch.sbatch", "deepspeed_plan.py", "torchtitan_0_2_model.py")
+_STARTS = ("launch.sh", "launch.sbatch")
+EXPORTED = (*_STARTS, "deepspeed_plan.py", "torchtitan_0_2_model.py", "hostfile.txt")
 # Placeholders for the reader's own paths: path/to/model, /your_model_path, <MODEL>.
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _PLACEHOLDER = re.compile(
@@ -313,15 +314,38 @@ def known_of(source: Source, overrides: Overrides) -> Known:
     Raises:
         InvalidProblemError: a script next to it cannot be read.
     """
-    header = header_of(source.text)
-    files = dict(source.files)
-    if header.plan_id is not None:
-        for name in EXPORTED:
-            text = source.other(name)
-            if text is not None and header_of(text).plan_id == header.plan_id:
-                files.setdefault(name, text)
-    whole = replace(source, files=files)
+    header, whole = header_of(source.text), with_exported(source)
     return Known(source=whole, overrides=overrides, header=header, world=_world(whole, overrides, header))
+
+
+def with_exported(source: Source) -> Source:
+    """Return a file of an exported plan with the files next to it that were exported for the same plan.
+
+    Without the scripts that start it where a script of the user's own is given.
+    """
+    plan_id = header_of(source.text).plan_id
+    if plan_id is None:
+        return source
+    names = [name for name in EXPORTED if name not in _STARTS or not _own_scripts(source, plan_id)]
+    others = {name: source.other(name) for name in names}
+    found = {
+        name: text
+        for name, text in others.items()
+        if text is not None and header_of(text).plan_id == plan_id
+    }
+    return replace(source, files={**found, **source.files})
+
+
+def started_as_exported(source: Source) -> Source:
+    """Return the script that starts a file's exported plan, if it is given with the file; else the file."""
+    plan_id, start = header_of(source.text).plan_id, _STARTS[0]
+    if plan_id is None or source.name in _STARTS or _own_scripts(source, plan_id):
+        return source
+    return source.at(start) if header_of(source.files.get(start, "")).plan_id == plan_id else source
+
+
+def _own_scripts(source: Source, plan_id: str) -> bool:
+    return any(header_of(one.text).plan_id != plan_id for one in source.scripts())
 
 
 def _world(source: Source, overrides: Overrides, header: Header) -> World:

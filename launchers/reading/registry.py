@@ -50,6 +50,7 @@ from meshwright.launchers.reading.documents import (
     repeated_keys,
 )
 from meshwright.launchers.reading.foreign import foreign, require_start
+from meshwright.launchers.reading.known import started_as_exported, with_exported
 from meshwright.launchers.reading.own_defaults import trains
 from meshwright.launchers.reading.python_values import looks_like_module, module_values
 from meshwright.launchers.registry import launcher_names, named
@@ -109,7 +110,8 @@ def read_launch_files(
     if start:
         files = {**source.files, source.name: source.text}
         source = replace(source, name=_STARTED, text=f"{start} {shlex.quote(source.name)}\n", files=files)
-    source = _from_its_script(_with_written(replace(source, variables=overrides.variables), overrides))
+    source = started_as_exported(with_exported(replace(source, variables=overrides.variables)))
+    source = _from_its_script(_with_written(source, overrides))
     _require_readable(source)
     found, reader = _recognised(source, launcher)
     if not found.is_script and overrides.run not in (None, 1):

@@ -11,16 +11,12 @@ from meshwright.launchers.rules import refuse_first
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.launchers.templates import filled
 from meshwright.launchers.torchtitan.export_model import (
-    REGISTERED,
     TEXTS,
     in_8_bits,
     is_registered,
     model_text,
-    registered_flavor,
     registered_text,
 )
-from meshwright.launchers.torchtitan.read_model import flavors
-from meshwright.profiles.errors import FieldError
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.requirements import packages
 from meshwright.solver.configuration import SPLIT_BACKWARD
@@ -191,25 +187,6 @@ _ASKED = tuple(
 )
 
 
-def model_has_a_name(target: Target) -> Iterator[FieldError]:
-    """Require a shape that torchtitan registers, in 16 bits, of models that this module does not build."""
-    if not is_registered(target.model):
-        return
-    if not registered_flavor(target.model):
-        yield FieldError(
-            pointer="/model",
-            message="torchtitan has no Qwen3.5 of this shape",
-            allowed=", ".join(flavors()[REGISTERED].values()),
-        )
-    if in_8_bits(target):
-        yield FieldError(
-            pointer="/workload/precision",
-            message="products of Qwen3.5 in 8 bits are not written for torchtitan",
-            allowed="bf16",
-            nearest="bf16",
-        )
-
-
 def start(target: Target) -> common.StartCommand:
     """Return the start of a node."""
     return common.StartCommand(
@@ -224,7 +201,7 @@ def start(target: Target) -> common.StartCommand:
 
 def export(target: Target) -> ExportBundle:
     """Return the module and the two scripts that start it."""
-    refuse_first(target, "torchtitan", (model_has_a_name,))
+    refuse_first(target, "torchtitan")
     return common.bundled(
         target,
         product=PRODUCT,

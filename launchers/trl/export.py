@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from meshwright.launchers.images import (
     adapted_pattern,
     has_images,
-    images_are_not_packed,
 )
 from meshwright.launchers.target import Target, pads, pads_to_longest
 from meshwright.launchers.transformers.export import TrainerFiles, Values, keeps_fp32
@@ -39,7 +38,6 @@ class TrlFiles(TrainerFiles):
         ("LR", "the learning rate"),
     )
     batch = (*TrainerFiles.batch, "max_length")
-    rules = (images_are_not_packed,)
     before = """\
 # A run that is started again goes on from the last checkpoint that is whole.
 last="$(find "${OUTPUT_DIR}" -path '*/checkpoint-*/trainer_state.json' 2>/dev/null |

@@ -218,8 +218,8 @@ def _explain_levers(
         return
     console.print(header(problem, console.width))
     shown = render_levers(
-        found, answer.ranking[0], objective=problem.options.objective, sought=sought,
-        complete=complete, width=console.width,
+        found, answer.ranking[0], objective=problem.options.objective,
+        fewest=problem.options.gpus == "fewest", sought=sought, complete=complete, width=console.width,
     )  # fmt: skip
     console.print(shown)
 

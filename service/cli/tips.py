@@ -184,7 +184,8 @@ def tips_of(faults: Sequence[FieldError], line: Line) -> list[str]:
 def tip_of_repeated(line: Line, name: str) -> str:
     """Return the command to paste where an option of one value is given twice.
 
-    Clusters and GPU types become nodes of several kinds, and counts a list. Else the last one is meant.
+    Clusters and GPU types become nodes of several kinds, and counts a list, unless one is a range. Else the
+    last one is meant.
     """
     option = line.option(name)
     names = (*option.opts, *option.secondary_opts)
@@ -194,7 +195,7 @@ def tip_of_repeated(line: Line, name: str) -> str:
         counts = counts if len(counts) == len(values) else (counts[:1] or ["1"]) * len(values)
         kinds = (f"{count}x{one}" for count, one in zip(counts, values, strict=True))
         name, value, names = "--nodes", ",".join(kinds), (*names, "--num-nodes")
-    elif option.name in _COUNTED:
+    elif option.name in _COUNTED and not any(":" in value for value in values):
         value = ",".join(values)
     else:
         value = "any" if name == "--launcher" and line.path[:1] == ("plan",) else values[-1]

@@ -23,23 +23,32 @@ def lever_words(lever: Lever, saved: str) -> tuple[str, str, str]:
 
 
 _UNSOUGHT = (
-    "No changes are searched for this request. Rank plans by their step or by energy_per_token, on all "
-    "GPUs of one kind, without --deadline-days, --pareto and --baseline."
+    "No changes are searched for this request. Rank plans of one batch by their step, or without "
+    "--deadline-days by energy_per_token, on all GPUs of one kind."
 )
 
 
 def render_levers(
-    levers: Sequence[Lever], first: Plan, *, objective: str, sought: bool, complete: bool, width: int
+    levers: Sequence[Lever],
+    first: Plan,
+    *,
+    objective: str,
+    fewest: bool = False,
+    sought: bool,
+    complete: bool,
+    width: int,
 ) -> Group:
     """Return the changes with their gains in what plans are ranked by, and whether all were searched.
 
+    ``fewest``: plans are on the fewest nodes, and changes save some of these.
     ``sought``: whether any is looked for.
     """
     if not sought:
         return Group(formatting.wrapped(_UNSOUGHT, width))
-    saved = OBJECTIVE_NAMES.get(objective, "time per token")
+    other = "nodes" if fewest else OBJECTIVE_NAMES[objective] if objective == "energy_per_token" else ""
+    saved = other or "time per token"
     step = f"step of {formatting.seconds(first.prediction.step_time_s)}"
-    of_first = OBJECTIVE_NAMES.get(objective, step)
+    of_first = other or step
     head = f"Changes that you may decide and that save more than 1 % of the first plan's {of_first}:"
     none = f"No change that you may decide saves more than 1 % of the first plan's {of_first}."
     lines = [formatting.wrapped(head if levers else none, width)]

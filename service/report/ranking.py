@@ -242,6 +242,9 @@ def short_ranking(plans: Sequence[Plan], *, rates: bool, width: int) -> Renderab
 
 def switch_words(change: str) -> str:
     """Return ``CUDA graph full iteration`` of ``cuda_graph full_iteration``."""
+    name, _, value = change.partition(" ")
+    if name == "power_limit_w":
+        return f"power limit {float(value):g} W"
     return change.replace("_", " ").replace("cuda ", "CUDA ").replace("moe ", "MoE ")
 
 

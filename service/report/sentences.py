@@ -196,6 +196,11 @@ def remedy_words(remedy: Remedy) -> tuple[str, str]:
 # Options that are not called as their fields; a test holds them against those of the command line.
 _OPTIONS = {
     "search.max_out_of_memory_probability": "max-oom-probability",
+    "search.bounds": "bound",
+    "search.constraints": "constraint",
+    "workload.frozen": "freeze",
+    "workload.lora_targets": "lora-target",
+    "workload.trained_modules": "trained-module",
     "cluster": "nodes",
     "cluster.groups": "gpu",
 }

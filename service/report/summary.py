@@ -16,7 +16,6 @@ from meshwright.profiles.cluster import ClusterSpec
 from meshwright.profiles.expected_errors import expected_errors
 from meshwright.profiles.figures import percent
 from meshwright.profiles.library import short_gpu_name
-from meshwright.profiles.units import GIB
 from meshwright.service.report import formatting as figures
 from meshwright.service.report.beyond import baseline_words, run_words
 from meshwright.service.report.question import adapters_word, clean, samples_words, trained_part
@@ -40,7 +39,7 @@ from meshwright.solver.problem import Problem
 
 _MILLION = 1_000_000
 _THOUSANDS = re.compile(r"(?<=\d) (?=\d{3}\b)")
-_FEW = 10.0  # GiB and seconds below it keep a decimal
+_FEW = 10.0  # seconds below it keep a decimal
 _THREE = 3
 _LEVERS, _REMEDIES, _NOTES = 3, 4, 2  # shown at most
 _LARGE = 0.05  # of the time for each token: changes that save less share a line
@@ -300,17 +299,11 @@ def _fits(plan: Plan) -> tuple[str, ...]:
     stage = seen.stages[seen.heaviest_stage] if seen.stages else None
     limit = (stage.memory_limit_bytes if stage else None) or seen.memory_limit_bytes
     risk = figures.risk(seen.out_of_memory_probability).replace("<", "under ").replace(">", "over ")
-    peak = _rounded_gib(seen.peak_memory_bytes, limit)
+    peak = figures.gib_of(seen.peak_memory_bytes, limit)
     offload = plan.config.offload
     more = () if offload == "none" else (figures.offload_words(offload),)
     when = "" if seen.memory is None else f" {figures.MOMENTS[seen.memory.moment]}"
     return (f"{peak} a GPU{when}, out-of-memory risk {risk}", *more)
-
-
-def _rounded_gib(used_bytes: float, limit_bytes: float) -> str:
-    """Return ``65 of 80 GiB``."""
-    digits = 1 if abs(limit_bytes - used_bytes) < GIB or used_bytes / GIB < _FEW else 0
-    return f"{used_bytes / GIB:.{digits}f} of {limit_bytes / GIB:.{digits}f} GiB"
 
 
 def _sure(answer: Answer) -> Iterator[str]:
@@ -382,7 +375,8 @@ def _offers(answer: Answer) -> Iterator[Offer]:
     large = [one for one in answer.levers if one.saves > _LARGE]
     shown = [one for one in answer.levers if one in large[:_LEVERS] or one.kind in ("neighbour", "recipe")]
     energy = answer.objective is not None and answer.objective.name == "energy_per_token"
-    offer = partial(_offer, saved=" of the energy" if energy else "")
+    fewest = answer.notes.get("gpus") == "fewest"
+    offer = partial(_offer, saved=" of the nodes" if fewest else " of the energy" if energy else "")
     others = [one for one in answer.levers if one not in shown]
     yield from map(offer, shown)
     if len(others) > 1:
@@ -418,16 +412,24 @@ def warning_words(warning: str) -> str:
 
 
 _MOST_COUNTS = 8  # of a sweep that shows each number of nodes
+_OF_FEW = ("tokens_per_s_per_gpu", "gpu_hours_per_token", "energy_per_token")
 
 
 def _counts(answer: Answer, problem: Problem) -> Iterator[str]:
-    """Yield how to see the best plan on each number of nodes, where one of several is ranked first."""
-    counts = sorted(problem.options.num_nodes)
-    if len(counts) > 1 and answer.plans and problem.options.gpus == "all":
+    """Yield how to see the best plan on each number of nodes, where fewer than all may be better."""
+    options, most = problem.options, problem.cluster.num_nodes - problem.options.reserve_nodes
+    if not answer.plans or options.gpus != "all":
+        return
+    counts = sorted(options.num_nodes)
+    if len(counts) > 1:
         some = counts[:: -(-len(counts) // _MOST_COUNTS)]
         few = ",".join(map(str, sorted({*some, counts[-1]})))
         yield figures.with_options(
             f"The best of all numbers of nodes. A line for each: --sweep num_nodes={few}"
+        )
+    elif not counts and most > 1 and problem.cluster.is_homogeneous and options.objective in _OF_FEW:
+        yield figures.with_options(
+            f"On all {most} nodes. Fewer may be better by this objective: --num-nodes 1:{most} searches all"
         )
 
 
@@ -497,7 +499,7 @@ def _of_host(nearest: Shortfall) -> Iterator[SummaryFact]:
 def _remedy(remedy: Remedy, problem: Problem) -> Offer:
     same = remedy.num_gpus == problem.cluster.num_gpus
     gpus = "" if same else f" on {remedy.num_gpus} GPU{'s' * (remedy.num_gpus != 1)}"
-    peak = f"{remedy.peak_memory_bytes / GIB:.0f} GiB"
+    peak = f"{figures.gib(remedy.peak_memory_bytes)} GiB"
     step = figures.seconds(remedy.step_time_s)
     change = figures.sentence_case(_launcher_named(remedy.change))
     return Offer(words=f"{change}: {step}{gpus}, {peak}", option=option_words(remedy.settings))

@@ -73,8 +73,23 @@ def axes_of(raw: object) -> Axes:
 
 
 def points_of(request: Mapping[str, object], axes: Axes) -> list[SweepPoint]:
-    """Return every combination of the axes' values, put into ``request``."""
+    """Return every combination of the axes' values, put into ``request``.
+
+    Raises:
+        InvalidProblemError: numbers of nodes for a number of GPUs, which would be more on fewer nodes.
+    """
     found = []
+    counted = _counted(request) if "num_nodes" in axes else None
+    if counted is not None:
+        fault = FieldError(
+            pointer="/sweep/num_nodes",
+            message=f"{counted['num_gpus']} GPUs are one cluster, not several numbers of nodes",
+            allowed="nodes without num_gpus",
+            tip=f"--gpus all --gpu {gpu}"
+            if isinstance(gpu := counted.get("gpu"), str)
+            else "without --num-gpus",
+        )
+        raise InvalidProblemError([fault])
     for places in product(*(range(len(values)) for values in axes.values())):
         at, values = dict(zip(axes, places, strict=True)), dict[str, bool | int | str]()
         whole = dict(request)
@@ -84,6 +99,13 @@ def points_of(request: Mapping[str, object], axes: Axes) -> list[SweepPoint]:
             whole = _with(whole, AXES[name], value)
         found.append(SweepPoint(values=values, at=at, request=whole))
     return found
+
+
+def _counted(request: Mapping[str, object]) -> dict[str, object] | None:
+    """Return the part of a request's cluster that states a number of GPUs; None where none does."""
+    cluster = request.get("cluster")
+    parts = [cluster, *(cluster.get("groups") or ())] if isinstance(cluster, dict) else []
+    return next((part for part in parts if isinstance(part, dict) and part.get("num_gpus")), None)
 
 
 def problems_of(

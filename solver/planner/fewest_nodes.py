@@ -157,13 +157,13 @@ def _usable(
     """
     if problem.options.num_nodes:
         return here, ()
-    alone, differing = _alone_on(here, count), differing_on(count)
+    alone, differing = alone_on(here, count), differing_on(count)
     if differing:
         return on_gpus(alone, differing), differing
     return alone, numbers_of_gpus(alone)
 
 
-def _alone_on(problem: Problem, count: int) -> Problem:
+def alone_on(problem: Problem, count: int) -> Problem:
     """Return the problem on a cluster of ``count`` nodes, of which the request names none."""
     (group,) = problem.cluster.groups
     return replace(
@@ -178,7 +178,7 @@ def differing_gpus(problems: Sequence[Problem], *, nodes: int | None = None) -> 
 
     Were each searched on as many as it can use, what one finds on fewer GPUs might be better under another.
     """
-    here = (one if nodes is None else _alone_on(one, nodes) for one in problems)
+    here = (one if nodes is None else alone_on(one, nodes) for one in problems)
     numbers = {found for found in map(numbers_of_gpus, here) if found}
     return tuple(sorted(set().union(*numbers), reverse=True)) if len(numbers) > 1 else ()
 

@@ -17,12 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from math import inf
 from typing import Any
 
 import numpy as np
 
+from meshwright.profiles.adapters import ALL_LINEAR
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import framework_facts, with_options, with_options_if_legal
 from meshwright.profiles.profile import Profile, framework_of
@@ -35,10 +36,12 @@ from meshwright.solver.clock import LOOKS_PER_S, Watch, WorkWatch, look
 from meshwright.solver.configuration import HIERARCHICAL, Columns, Configuration
 from meshwright.solver.cost.evaluation import ROUNDED_BYTES, evaluate
 from meshwright.solver.cost.memory import memory_budget_bytes
-from meshwright.solver.cost.objective import counts_busy, is_plain
+from meshwright.solver.cost.objective import counts_busy
 from meshwright.solver.cost.pipelines import closed_forms
 from meshwright.solver.explain.alternatives import moves_of, settle
 from meshwright.solver.explain.reference import switches_of, usual_meshes
+from meshwright.solver.planner.fewest_nodes import alone_on, node_counts
+from meshwright.solver.planner.least_memory import first_that_fits
 from meshwright.solver.planner.recipes import (
     STATES,
     WORTH_OF_A_RECIPE,
@@ -60,12 +63,16 @@ from meshwright.solver.problem import (
     CONTEXT_MODE,
     STANDALONE_STAGES,
     WEIGHT_SHARDS,
+    Objective,
     Problem,
     Workload,
     can_start,
+    gpu_counts,
+    is_left_open,
     left_closed,
     may_use_fewer,
     on_gpus,
+    per_node_of,
     searched_switches,
     usable_gpus,
     with_changes,
@@ -75,7 +82,13 @@ from meshwright.solver.search.frontier import Rivals
 from meshwright.solver.search.gpu_seconds import LeastPasses, least_passes
 from meshwright.solver.search.priced_space import priced_space
 from meshwright.solver.search.search import search
-from meshwright.solver.space.enumerate import are_few, estimated_outer, is_too_large, same_rows
+from meshwright.solver.space.enumerate import (
+    are_few,
+    estimated_outer,
+    fewer_gpus,
+    is_too_large,
+    same_rows,
+)
 from meshwright.solver.space.launcher_choice import launcher_faults, preferred
 from meshwright.solver.space.launcher_rules import (
     standing_alone,
@@ -83,7 +96,7 @@ from meshwright.solver.space.launcher_rules import (
     with_recipe,
     workload_faults,
 )
-from meshwright.solver.space.request_rules import limited_by
+from meshwright.solver.space.request_rules import counts_kept, limited_by
 from meshwright.solver.space.rule import Rule
 from meshwright.solver.space.rules import rules_of, violation_masks
 from meshwright.solver.splits import divisors
@@ -130,15 +143,15 @@ def levers_of(
         profile: its costs.
         answer: its plans.
         watch: its time; what is not tried before it ends is left out.
-        looks: looks at the clock of all searches of changes. Batches get as many again, and launchers twice
-            as many. Where they end a search, what is near counts.
+        looks: looks at the clock of all searches of changes. Batches get as many again, launchers twice as
+            many, and a power limit four times as many. Where they end a search, what is near counts.
     """
     if not has_levers(problem, answer):
         return ()
     own, found = _under_first(problem, answer), list[Lever]()
     with watch.cut():
-        if not is_plain(problem):
-            return in_order(_saving_energy(own, profile, answer))
+        if not _saves_time(problem):
+            return in_order(_saving_else(own, profile, answer))
         searches, of_batches = WorkWatch(looks=looks), WorkWatch(looks=looks)
         recipes, near = [*_published(own, profile, answer)], list[Change]()
         found += [lever for lever, _ in recipes]
@@ -151,6 +164,8 @@ def levers_of(
             elif _is_searched(change) or (change.kind == "batch" and _leaves_idle(own, answer)):
                 work = of_batches if change.kind == "batch" else searches
                 plans = _far(own, change, profile, answer, work)
+            elif change.kind == _POWER:
+                plans = _within_power(own, change, profile, answer, WorkWatch(looks=4 * looks))
             elif change.kind == STANDALONE_STAGES:
                 plans = _with_ends_alone(own, change, profile, answer)
             else:
@@ -161,7 +176,7 @@ def levers_of(
             found += [_lever(own, answer, change, best) for best in plans[:1]]
         found += _alone(own, profile, answer, seconds=looks / LOOKS_PER_S)
         found += _lighter(own, profile, answer, searches)
-        found += _of_launcher(own, profile, answer, WorkWatch(looks=2 * looks))
+        found += _of_launchers(own, profile, answer, looks=2 * looks)
         find = partial(_proved, own, profile=profile, answer=answer, searches=searches)
         found += _neighbours(own, profile, answer, find)
         found += _relaid(own, answer, recipes, find)
@@ -203,13 +218,25 @@ def _within(change: Change, seconds: float) -> Change:
     return replace(change, problem=replace(change.problem, options=options))
 
 
+_OF_A_GPU = ("tokens_per_s_per_gpu", "gpu_hours_per_token")  # on as many GPUs a shorter step saves as much
+
+
 def has_levers(problem: Problem, answer: Answer) -> bool:
-    """Return whether levers are searched: for plans on all GPUs in a mesh, ranked by step or energy."""
+    """Return whether levers are searched: for plans on at most all GPUs in a mesh.
+
+    They are ranked by step or energy, or by tokens or hours of a GPU where the first plan uses all GPUs; on
+    the fewest nodes, by anything.
+    """
     options = problem.options
-    by_energy = counts_busy(problem) and options.deadline_days is None and not options.batch_sizes
-    alone = options.gpus == "all" and not options.pareto and options.baseline is None
-    asked = alone and (is_plain(problem) or by_energy)
-    return asked and bool(answer.ranking) and not (problem.cluster.differs or problem.places_stages)
+    if not answer.ranking or options.batch_sizes:
+        return False
+    if options.gpus == "fewest":
+        return options.deadline_days is None and len(problem.cluster.groups) == 1
+    by_energy = counts_busy(problem) and options.deadline_days is None
+    by_step = options.objective == "step_time" or (
+        options.objective in _OF_A_GPU and not (options.num_nodes or _leaves_idle(problem, answer))
+    )
+    return (by_step or by_energy) and not (problem.cluster.differs or problem.places_stages)
 
 
 def in_order(levers: Iterable[Lever]) -> tuple[Lever, ...]:
@@ -227,22 +254,33 @@ def worth_of(kind: str) -> float:
 
 
 def _under_first(problem: Problem, answer: Answer) -> Problem:
-    """Return the request under the launcher of the first plan, asked for one plan."""
+    """Return the request under the launcher of the first plan, asked for one plan alone.
+
+    What saves time of a plan that meets a deadline meets it, too. Instead of by tokens or hours of a GPU it
+    is ranked by its step, on as many GPUs.
+    """
     first = answer.ranking[0]
     own = problem.under(first.launchers[0]) if first.launchers else problem
-    options = replace(own.options, top_k=1, certify="none", diverse=False)
+    options = replace(
+        own.options, top_k=1, certify="none", diverse=False, pareto=False, baseline=None, deadline_days=None
+    )
+    if options.objective in _OF_A_GPU:
+        limits = (*options.constraints, f"num_gpus == {first.config.num_gpus}")
+        options = replace(options, objective="step_time", constraints=limits)
     return _on_few_numbers(replace(own, options=options), answer)
 
 
 def _on_few_numbers(problem: Problem, answer: Answer) -> Problem:
     """Return a request on as many GPUs as the first plan, on all, or on the most that share the batch."""
-    every, batch = usable_gpus(problem), problem.workload.global_batch_size
-    if not may_use_fewer(replace(problem, options=replace(problem.options, num_gpus=()))):
+    own = on_gpus(problem, ())
+    if not may_use_fewer(own):
         return problem
-    replicas = max(size for size in divisors(batch) if size <= every)
-    shared = replicas << (every // replicas).bit_length() - 1  # with tensor ranks or stages
-    numbers = {answer.ranking[0].config.num_gpus, every, *([shared] if can_start(problem, shared) else [])}
-    return problem if numbers == {every} else on_gpus(problem, tuple(numbers))
+    counts, batch = gpu_counts(own), problem.workload.global_batch_size
+    replicas = max(size for size in divisors(batch) if size <= counts[0])
+    shared = replicas << (counts[0] // replicas).bit_length() - 1  # with tensor ranks or stages
+    may = can_start(problem, shared) and is_left_open(problem, shared)
+    numbers = {answer.ranking[0].config.num_gpus, *counts, *([shared] if may else [])}
+    return problem if numbers == {*counts} else on_gpus(problem, tuple(numbers))
 
 
 def _leaves_idle(problem: Problem, answer: Answer) -> bool:
@@ -445,14 +483,31 @@ def _written(base: BasePrecision) -> str:
 
 def _switched(problem: Problem) -> Iterator[Change]:
     """Yield the switches that a request must allow by name, and states nothing of."""
-    for switch in _offered(problem):
+    for switch in _offered(problem, problem.options.objective):
         if switch.name != _GRADIENTS:
             yield from _under(problem, switch)
+    for switch in _offered(problem, "energy_per_token") if problem.options.max_power_kw else ():
+        for change in _under(problem, switch):
+            first, *others = map(_on_most, (change.problem, *change.also))
+            yield replace(
+                change, kind=_POWER, problem=first, also=tuple(others), effect="more GPUs share the power"
+            )
 
 
-def _offered(problem: Problem) -> list[Switch]:
-    """Return the switches that a request may allow to save what its plans are ranked by."""
-    objective = problem.options.objective
+_POWER = "power"  # a limit for each GPU, under a limit for all
+_NUMBERS = 8  # of GPUs that are tried under each limit
+
+
+def _on_most(problem: Problem) -> Problem:
+    """Return a request on the most GPUs that share its power."""
+    own = on_gpus(problem, ())
+    every = [*gpu_counts(own), *islice(fewer_gpus(own, 1), _NUMBERS)]
+    kept = counts_kept(own, np.array(every))
+    return on_gpus(own, tuple(number for number, keeps in zip(every, kept, strict=True) if keeps))
+
+
+def _offered(problem: Problem, objective: Objective) -> list[Switch]:
+    """Return the switches that a request may allow to save what an objective ranks by."""
     return [one for one in left_closed(problem) if one.change and one.objective == objective]
 
 
@@ -460,7 +515,7 @@ def _saving_energy(problem: Problem, profile: Profile, answer: Answer) -> Iterat
     """Yield the switches that save energy, each found by one search of its settings."""
     first = answer.ranking[0]
     now_s = _score_s(settled_problem(first, problem), profile, first)
-    for switch in _offered(problem):
+    for switch in _offered(problem, problem.options.objective):
         look()
         change = Change(
             kind=switch.name, words=switch.change, effect=switch.effect,
@@ -471,6 +526,44 @@ def _saving_energy(problem: Problem, profile: Profile, answer: Answer) -> Iterat
         for best in plans[:1]:
             lever = _lever(problem, answer, change, best)
             yield replace(lever, saves=1.0 - _score_s(best.way, profile, best) / now_s)
+
+
+def _saves_time(problem: Problem) -> bool:
+    """Return whether a lever saves time for each token; else it saves nodes or energy."""
+    return problem.options.gpus == "all" and not counts_busy(problem)
+
+
+def _saving_else(problem: Problem, profile: Profile, answer: Answer) -> Iterator[Lever]:
+    if problem.options.gpus == "fewest":
+        return _saving_nodes(problem, answer)
+    return _saving_energy(problem, profile, answer)
+
+
+def _saving_nodes(problem: Problem, answer: Answer) -> Iterator[Lever]:
+    """Yield the change of each kind that fits on the fewest nodes, with its configuration of least memory.
+
+    Its step is no shorter than that of the plan which a search finds there. Of several changes the simplest
+    counts, and the fastest launcher.
+    """
+    nodes = -(-answer.ranking[0].config.num_gpus // per_node_of(problem))
+    fewer = [count for count in node_counts(problem) if count < nodes][-_FEW_COUNTS:]
+
+    def levers(changes: Iterable[Change]) -> Iterator[Lever]:
+        for change in changes if fewer else ():
+            look()
+            need = first_that_fits([alone_on(change.problem, count) for count in fewer])
+            if need is not None and need.fits:
+                lever = _lever(problem, answer, change, _Best(need.config, need.prediction, need.problem))
+                yield replace(lever, saves=1.0 - need.problem.cluster.num_nodes / nodes)
+
+    for alike in (_of_fewer_bits(problem), _bases(problem), _offload(problem), _of_each_stack(problem)):
+        found = [*levers(alike)]
+        most = max((one.saves for one in found), default=0.0)
+        best = [one for one in found if one.saves == most]
+        yield from sorted(best, key=lambda one: (one.kind == "states", one.gpu_s_per_token))[:1]
+
+
+_FEW_COUNTS = 16  # numbers of nodes that are tried, each in some hundredths of a second
 
 
 def _score_s(problem: Problem, profile: Profile, plan: Plan | _Best) -> float:
@@ -654,16 +747,23 @@ def _layouts(problem: Problem) -> Iterator[Change]:
             )  # fmt: skip
 
 
+_TARGETS = "workload.lora_targets"
+
+
 def _launchers(problem: Problem) -> Iterator[Change]:
     for other in other_launchers(problem):
         here, there = (_reduced_in(one) for one in (problem, other))
-        numerics = f"gradients are summed in {there}, not in {here}: numerics" if here != there else ""
+        effect, settings = "", dict[str, Any](launcher=other.launcher)
+        if other.workload.lora_targets != problem.under(other.launcher).workload.lora_targets:
+            effect, settings[_TARGETS] = "all linear layers have adapters: results", [*ALL_LINEAR]
+        elif here != there:
+            effect = f"gradients are summed in {there}, not in {here}: numerics"
         yield Change(
             kind="launcher",
             words=f"launcher {other.launcher}",
-            effect=numerics,
+            effect=effect,
             problem=other,
-            settings={"launcher": other.launcher},
+            settings=settings,
         )
 
 
@@ -683,18 +783,28 @@ def _alone(problem: Problem, profile: Profile, answer: Answer, *, seconds: float
             yield _lever(problem, answer, change, plans[0])
 
 
+def _of_launchers(problem: Problem, profile: Profile, answer: Answer, *, looks: int) -> Iterator[Lever]:
+    """Yield the levers of other launchers; those that change results hide none that does not."""
+    launchers = _of_each_stack(problem)
+    for on_all in (False, True):
+        some = [one for one in launchers if (_TARGETS in one.settings) == on_all]
+        yield from _of_launcher(problem, some, profile, answer, WorkWatch(looks=looks))
+
+
 def _of_launcher(
-    problem: Problem, profile: Profile, answer: Answer, searches: WorkWatch
+    problem: Problem,
+    launchers: Sequence[Change],
+    profile: Profile,
+    answer: Answer,
+    searches: WorkWatch,
 ) -> Iterator[Lever]:
-    """Yield the levers of other launchers, each saving more than the one before.
+    """Yield the levers of some other launchers, each saving more than the one before.
 
     Launchers with low bounds come first, so that their plans refute later ones. One that is not searched is
     tried near the first plan and near the fastest plan before. If it saves most, it is searched last. If
     none saves, the preferred launcher is searched.
     """
-    of_stacks = [
-        replace(one, problem=_on_few_numbers(one.problem, answer)) for one in _of_each_stack(problem)
-    ]
+    of_stacks = [replace(one, problem=_on_few_numbers(one.problem, answer)) for one in launchers]
     saved, best, far, idle = 0.0, None, set[str](), _leaves_idle(problem, answer)
     turns, known = _in_turn(of_stacks, profile), list[Configuration]()
     for at, turn in enumerate(turns):
@@ -778,7 +888,7 @@ def other_launchers(problem: Problem) -> Iterator[Problem]:
     """Yield the question under every other launcher that can express it and may be faster.
 
     Of the launchers with the same stack it yields those preferred to its own, and those that place stages
-    on unlike nodes.
+    on unlike nodes. One that has no name for the layers with adapters has them on all linear layers.
     """
     own = launcher_capabilities(problem.launcher)
     options = replace(
@@ -794,8 +904,18 @@ def other_launchers(problem: Problem) -> Iterator[Problem]:
         alike = able.framework == own.framework and name not in better and not places
         if name in ("none", problem.launcher) or alike:
             continue
-        if next(launcher_faults(other, name), None) is None:
-            yield other
+        able_ones = (
+            one for one in (other, _adapting_all(other)) if next(launcher_faults(one, name), None) is None
+        )
+        yield from islice(able_ones, 1)
+
+
+def _adapting_all(problem: Problem) -> Problem:
+    """Return a request with adapters on all linear layers, if it has any, by its launcher's names."""
+    work, able = problem.workload, launcher_capabilities(problem.launcher)
+    if not work.lora_rank:
+        return problem
+    return replace(problem, workload=replace(work, lora_targets=able.targets_of(problem.model, ALL_LINEAR)))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -1135,8 +1255,8 @@ def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch
         return ()
     own, found = _under_first(problem, answer), list[Lever]()
     with watch.cut():
-        if not is_plain(problem):
-            return in_order(_saving_energy(own, profile, answer))
+        if not _saves_time(problem):
+            return in_order(_saving_else(own, profile, answer))
         for change in (*_of_fewer_bits(own), *changes_of(own)):
             look()
             plans, _ = _searched(own, change, profile, answer)
@@ -1184,6 +1304,18 @@ def _proved_of(
         if not any(is_too_large(group[0].problem) for group in groups):  # a sample proves nothing
             plans, proved = _first_of(groups, limit_s, with_fewer=with_fewer, passes=passes)
     return (plans, True) if proved and not searches.interrupted() else ([], False)
+
+
+def _within_power(
+    problem: Problem, change: Change, profile: Profile, answer: Answer, searches: WorkWatch
+) -> list[_Best]:
+    """Return the best plans under a limit for each GPU, on the numbers of GPUs of the change."""
+    with searches.cut():
+        return _first_of(_groups_of(change, profile), _worth_s(problem, change, answer), with_fewer=False)[
+            0
+        ]
+    (plans,) = _nearby(problem, [change], profile, answer)
+    return plans
 
 
 def _groups_of(change: Change, profile: Profile) -> list[list[Variant]]:

@@ -60,10 +60,10 @@ from meshwright.solver.problem import (
     Progress,
     ShouldStop,
     changes_of,
+    gpu_counts,
     may_use_fewer,
     on_gpus,
     problem_digest,
-    usable_gpus,
 )
 from meshwright.solver.search.certify.judge import Judge, kept_child
 from meshwright.solver.search.decision.decide import asks_cp_sat, decided, left_to_planner
@@ -623,8 +623,8 @@ def _alone(problem: Problem, variant: Problem, first: Plan, watch: Watch) -> Pro
     numbers, used = variant.options.num_gpus, first.config.num_gpus
     if problem.options.gpus == "fewest":
         numbers = (used,)
-    elif may_use_fewer(problem) and used < usable_gpus(problem):
-        numbers = (usable_gpus(problem), used)
+    elif may_use_fewer(problem) and used not in gpu_counts(problem):
+        numbers = (*gpu_counts(problem), used)
     options = replace(
         variant.options, top_k=1, gpus="all", num_gpus=numbers, time_limit_s=max(watch.left_s, _LEAST_S)
     )

@@ -56,11 +56,11 @@ from meshwright.solver.problem import (
     Problem,
     Workload,
     changes_of,
+    gpu_counts,
     may_use_fewer,
     on_switches,
     problem_digest,
     searched_switches,
-    usable_gpus,
     with_changes,
 )
 from meshwright.solver.search.frontier import NO_RIVALS, Rivals, layouts_of
@@ -182,13 +182,20 @@ def packaged_variants(switched: Iterable[Switched]) -> list[tuple[tuple[str, ...
 def searched_together(variants: Sequence[Variant]) -> list[list[Variant]]:
     """Return the variants in groups that one search can rank: those that differ in switches alone.
 
-    Spaces of one group are enumerated side by side, as many as are never too large to be written down.
+    Spaces of one group are enumerated side by side, as many as are never too large to be written down. Each
+    power limit has its own numbers of GPUs within a power budget, and so its own groups.
     """
+
+    def limit_w(one: Variant) -> float:
+        return 0.0 if one.problem.options.max_power_kw is None else one.problem.power_limit_w
+
     groups, most = list[list[Variant]](), 0
-    for one in variants:
+    for one in sorted(variants, key=limit_w):
         last = groups[-1] if groups else []
         in_switches = bool(last) and (
-            last[0].profile is one.profile and on_switches(last[0].problem, one.problem) == one.problem
+            last[0].profile is one.profile
+            and limit_w(last[0]) == limit_w(one)
+            and on_switches(last[0].problem, one.problem) == one.problem
         )
         if not in_switches:
             most = 0
@@ -676,25 +683,26 @@ def _ranked(asked: Problem, answered: Sequence[Answered]) -> list[_Ranked]:
             first.setdefault((_work(each.of.variant), mesh_of(each.plan.config)), at)
         # on fewer GPUs than others a mesh takes the place of a slower plan alone, not of a faster layout
         gpus = [each.plan.config.num_gpus for each in best]
-        least = max(gpus, default=0) if may_use_fewer(asked) else 0
-        meshes = [at for at in first.values() if gpus[at] >= least]
-        others = [at for at in range(len(best)) if at not in first.values() and gpus[at] >= least]
-        fewer = [at for at in first.values() if gpus[at] < least]
+        counts, least = gpu_counts(asked), max(gpus, default=0) if may_use_fewer(asked) else 0
+        enough = [size >= least or size in counts for size in gpus]
+        meshes = [at for at in first.values() if enough[at]]
+        others = [at for at in range(len(best)) if at not in first.values() and enough[at]]
+        fewer = [at for at in first.values() if not enough[at]]
         best = [best[at] for at in sorted([*[*meshes, *others][:most], *fewer])]
     return [replace(each, plan=replace(each.plan, rank=rank)) for rank, each in enumerate(best[:most], 1)]
 
 
 def _worth_idle_gpus(asked: Problem, ranked: Sequence[_Ranked]) -> list[_Ranked]:
     """Leave out plans on fewer GPUs that are no faster than the best of any search on all of them."""
-    usable, least_s = usable_gpus(asked), dict[tuple[str, ...], float]()
+    counts, least_s = gpu_counts(asked), dict[tuple[str, ...], float]()
     of = [(each.of.variant.problem.launcher, *_work(each.of.variant)) for each in ranked]
     for own, each in zip(of, ranked, strict=True):
-        if each.plan.config.num_gpus == usable:
+        if each.plan.config.num_gpus in counts:
             least_s[own] = min(least_s.get(own, inf), each.score)
     return [
         each
         for own, each in zip(of, ranked, strict=True)
-        if each.plan.config.num_gpus == usable or each.score < least_s.get(own, inf)
+        if each.plan.config.num_gpus in counts or each.score < least_s.get(own, inf)
     ]
 
 

@@ -22,7 +22,7 @@ from meshwright.solver.answer import Answer, Plan, Prediction, RankFloors, Statu
 from meshwright.solver.clock import Watch, relative_gap
 from meshwright.solver.configuration import BoolArray, Columns, Configuration, FloatArray
 from meshwright.solver.cost.objective import claim_of, is_plain
-from meshwright.solver.problem import Problem, on_gpus, per_node_of, usable_gpus
+from meshwright.solver.problem import Problem, gpu_counts, on_gpus, per_node_of, usable_gpus
 from meshwright.solver.search.frontier import NO_RIVALS, Rivals
 from meshwright.solver.search.gpu_seconds import least_gpu_s, least_passes
 from meshwright.solver.search.priced_space import Room, have_room
@@ -119,7 +119,8 @@ def waves(
     each_s, room = least_gpu_s(problem, profile), Room.of(problem, profile)
     fewest = 1 + bisect_left(range(1, num_gpus), True, key=room.on)
     least = max(each_s / last_s(), fewest)
-    others = fewer_gpus(problem, least) if num_gpus == usable_gpus(problem) else _others(problem, least)
+    on_all = gpu_counts(problem) == (num_gpus,)
+    others = fewer_gpus(problem, least) if on_all else _others(problem, least)
     numbers = list(others)
     while numbers:
         wave, numbers = _wave(problem, numbers, share=0.0)  # few have a faster plan: one search costs less
@@ -247,11 +248,11 @@ def _floors(problem: Problem, answers: Sequence[Answer]) -> RankFloors:
 
 def _idle(problem: Problem, of_all: Answer, plans: Sequence[Plan]) -> dict[str, str]:
     """Return the note on the GPUs that the first plan leaves idle, unless a warning says why."""
-    used, usable = plans[0].config.num_gpus if plans else 0, usable_gpus(problem)
-    known = not plans or used == usable or {*fewer_are_used(problem, used)} <= {*of_all.warnings}
+    used, counts = plans[0].config.num_gpus if plans else 0, gpu_counts(problem)
+    known = not plans or used in counts or {*fewer_are_used(problem, used)} <= {*of_all.warnings}
     if known:
         return {}
-    each = per_node_of(problem)
+    each, usable = per_node_of(problem), min(count for count in counts if count > used)
     unit, size = ("node", each) if used % each == 0 == usable % each else ("GPU", 1)
     idle, most, own = (usable - used) // size, usable // size, used // size
     words = f"{idle} of {most} {unit}s {'is' if idle == 1 else 'are'} idle: {own} {unit}{'s'[: own > 1]}"

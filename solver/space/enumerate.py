@@ -465,6 +465,8 @@ def _fewer_products(problem: Problem) -> IntArray:
     """Return GPU counts below all usable ones that axes and batch allow, largest first."""
     products = _products(problem)
     products = products[products < usable_gpus(problem)][::-1]
+    if named := problem.options.num_nodes:
+        products = products[np.isin(-(-products // per_node_of(problem)), named)]
     return products[counts_kept(problem, products)]
 
 
@@ -560,7 +562,11 @@ def enumerate_space(
         fewer = _of_counts(problem, (num_gpus,), rules, asked)
         if fewer.num_legal:
             found.append(fewer)
-    return _joined(found, *fewer_are_used(problem, max(one.num_gpus for one in found))) if found else whole
+    if not found:
+        return whole
+    most = max(one.num_gpus for one in found)  # of whole nodes first: parts of them may be more
+    more = (n for n in fewer_gpus(problem, most + 1) if _is_legal_on(problem, n, rules=rules))
+    return _joined(found, *fewer_are_used(problem, next(more, most)))
 
 
 def numbers_of_gpus(problem: Problem) -> tuple[int, ...]:
@@ -874,18 +880,16 @@ def same_rows(problem: Problem) -> Hashable:
 
 
 # --------------------------------------------------------------------------------------------------
-# Which candidates a search goes through: all of them where that costs little, else the usual ones.
+# Which candidates a search goes through: all of them where they are few, else the usual ones.
 #
-# Rows are bounded by kind, so that the many more of all candidates are mostly refuted together. They are
-# searched wherever the usual ones have few legal rows, and while those are not very many where the
-# request limits a variable that the usual ones narrow. An answer names which they were
-# (``Answer.space``).
+# More are searched where the request limits a variable that the usual ones narrow. An answer names which
+# they were (``Answer.space``).
 
 
 # Variables that have more candidates in ``enumerate_space(wide=True)``.
 NARROWED = frozenset({"context_parallel_size", "micro_batch_size", "num_microbatches"}) | WIDENED
-_FEW = 200_000  # legal rows among the usual candidates; all of them are 2 to 250 times as many, most by few
-_NAMED = 1_000_000  # the same where the request limits a narrowed variable
+_FEW = 500_000  # legal rows of all candidates, which are 2 to 250 times as many as the usual ones
+_NAMED = 2_000_000  # the same where the request limits a narrowed variable
 _WRITTEN = 10  # so many times fewer where rows are weighed one by one
 
 
@@ -913,17 +917,13 @@ def searched_space(
     enumerated = partial(
         enumerate_space, problem, legal_only=legal_only, tick=tick, beyond=beyond, outer_rows=outer_rows
     )
-    most, every = _most(problem, one_by_one), None
     if few is None:
         few = are_few(problem)
     if few:
         every = enumerated(wide=True)
-        if every.num_legal <= most:  # the usual ones are no more
+        if every.num_legal <= _most(problem, one_by_one):
             return every
-    usual = enumerated()
-    if usual.every or usual.num_legal > most or (every is None and is_too_large(problem, wide=True)):
-        return usual
-    return every or enumerated(wide=True)
+    return enumerated()
 
 
 def _most(problem: Problem, one_by_one: bool) -> int:

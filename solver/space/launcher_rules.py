@@ -27,6 +27,7 @@ from meshwright.profiles.adapters import (
 )
 from meshwright.profiles.advice import advice_on_experts
 from meshwright.profiles.attention import HYBRID, SDPA
+from meshwright.profiles.attention import taken as attention_taken
 from meshwright.profiles.capabilities import (
     ANY_MIXER,
     APART,
@@ -86,6 +87,7 @@ from meshwright.solver.problem import (
     per_node_of,
     with_changes,
 )
+from meshwright.solver.space.file_rules import file_faults
 from meshwright.solver.space.request_rules import broken_by, columns_named, constraint_of, names_of
 from meshwright.solver.space.rule import Rule, among
 from meshwright.solver.space.tower_rules import tower_adapter_faults
@@ -117,6 +119,7 @@ def workload_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
     yield from batching_faults(problem, able)
     yield from _overlap_faults(problem, able)
     yield from option_faults(problem, able)
+    yield from file_faults(problem, able, _facts(problem, able))
     yield from _host_faults(problem.workload, able)
     model, seq = problem.model, problem.workload.seq_length
     positions = model.max_position_embeddings or seq
@@ -960,6 +963,18 @@ def _own_sequence_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
         )
 
 
+def _casts_ends(problem: Problem, able: Capabilities) -> bool:
+    """Return whether replicas of Axolotl cast embeddings and head back to bf16.
+
+    loaders/model.py:462 (FlashAttention), :478 (a cut loss).
+    """
+    facts = _facts(problem, able)
+    if facts is None or facts.loss_kernel == "cut":
+        return True
+    kernel = attention_taken(facts.attention_kernel, problem.model, facts.transformers_release)
+    return kernel.startswith("flash")
+
+
 def _broken_by_stage(rule: Rule, columns: Columns) -> BoolArray:
     return np.asarray(rule.violated(columns) & (columns.recompute_layers == PER_STAGE))
 
@@ -1318,16 +1333,18 @@ def constraints_of(problem: Problem, able: Capabilities) -> dict[str, str]:
     """Return the constraints on every plan, with what each is for: launcher, training or model.
 
     ``{hidden_size}`` and ``{vocab_size}`` in a launcher's own constraints mean the model's.
-    ``{matrix_rows}`` is the greatest number that divides the rows of every matrix of its layers.
+    ``{matrix_rows}`` is the greatest number that divides the rows of every matrix of its layers,
+    ``{gpus_per_node}`` the cluster's.
     """
     workload, model, base = problem.workload, problem.model, problem.workload.base_precision
     sizes = {"hidden_size": model.hidden_size, "vocab_size": model.vocab_size}
-    sizes["matrix_rows"] = matrix_rows(model)
+    sizes["matrix_rows"], sizes["gpus_per_node"] = matrix_rows(model), per_node_of(problem)
     usual = framework_facts(framework_of(able.launcher))
     names = {key.partition(" ")[0] for key, _ in able.option_constraints}
     values = {name: getattr(usual, name) for name in sorted(names)} | {**workload.framework_options}
-    options = [f"{name} {value}" for name, value in values.items()]
     batching = "" if workload.lengths is None else workload.lengths.batching
+    words = [f"{name} {value}" for name, value in values.items()]
+    options = [*words, *(f"{word}, {batching}" for word in words)]
     biased = able.biased_experts_whole and bool(model.expert_bias_parameters())
     of_optimizer = dict(able.optimizer_constraints).get(workload.optimizer, ())
     groups: list[tuple[str, Sequence[str]]] = [
@@ -1338,8 +1355,17 @@ def constraints_of(problem: Problem, able: Capabilities) -> dict[str, str]:
         ),
         ("with stages on different node groups", able.placed_constraints * problem.among_unlike),
         ("with adapters", able.adapter_constraints * bool(workload.lora_rank)),
+        (
+            "without FlashAttention or a cut loss, where replicas keep embedding and head in fp32",
+            ("zero_stage > 0",) * (able.casts_ends_for_flash and not _casts_ends(problem, able)),
+        ),
         (f"with {workload.optimizer}", [text.format(**sizes) for text in of_optimizer]),
         *((f"with {option}", dict(able.option_constraints).get(option, ())) for option in options),
+        *(
+            (f"on chips of {vendor}", texts)
+            for vendor, texts in able.vendor_constraints
+            if vendor in {vendor_of(group.gpu) for group in problem.cluster.groups}
+        ),
         (f"with {batching}", dict(able.batching_constraints).get(batching, ())),
         ("with layers on the host", able.offloaded_layer_constraints * sends_layers(problem, able)),
         (  # of bitsandbytes' tensors

@@ -1,7 +1,7 @@
 """Rarely used variables, each of which widens the space by rows that differ in it alone.
 
   expert_tensor_parallel_size   1, and tensor_parallel_size where experts may be split like everything else
-  zero_shard_size               dp * cp, and the ranks of one island: shards inside it, replicas across
+  zero_shard_size               dp * cp, the ranks of an island, and of many ranks two sizes between them
   weight_shard_size             1; where the request allows weight_shards, powers of two up to twice an
   expert_weight_shard_size      island; of experts likewise, and both together
   sequence_parallel             with tensor parallelism; without it where the request names it, or wide
@@ -47,6 +47,8 @@ WIDENED = frozenset({"expert_tensor_parallel_size", "zero_shard_size", "sequence
 # All variables that ``widened`` changes.
 CHANGED = WIDENED | {"context_parallel_mode", "offload", "rank_order"}
 _MOST_NAMED = 64  # values of a bound that become candidates
+_MANY_RANKS = 64  # that share weights: rings of fewer take hardly longer than shorter ones
+_SHARD_SIZES = 2  # of sets on several islands: others are hardly faster
 
 
 def widened(problem: Problem, columns: Columns, *, wide: bool = False) -> Columns:
@@ -119,11 +121,24 @@ def _shard_sizes(
     named = named_values(problem, name)
     for value in named:
         yield _constant(name, value, sharded & (ranks >= value) & (inside != value))
-    others = _divisors_of_any(ranks).difference(named) if wide and able.hybrid_sharding else ()
+    if not able.hybrid_sharding:
+        return
     batch = problem.workload.global_batch_size
     whole = sharded & (batch % (columns.data_parallel_size * columns.micro_batch_size) == 0)
-    for value in sorted(others):
-        yield _constant(name, value, whole & (ranks % value == 0) & (inside != value))
+    of_any = (np.full_like(ranks, value) for value in sorted(_divisors_of_any(ranks)))
+    for values in of_any if wide else _between(ranks, inside):
+        divides = (ranks % values == 0) & (values > 1) & (values < ranks) & (values != inside)
+        yield name, values, whole & divides & ~np.isin(values, named)
+
+
+def _between(ranks: IntArray, inside: IntArray) -> Iterator[IntArray]:
+    """Yield sizes that have about as many islands in a set as there are sets: rings of few ranks."""
+    shared = np.gcd(inside, ranks)
+    islands, number = np.unique(ranks // shared, return_inverse=True)
+    roots = [[size for size in divisors(each) if size * size >= each] for each in islands.tolist()]
+    for at in range(_SHARD_SIZES):
+        sizes = np.array([some[min(at, len(some) - 1)] for some in roots], dtype=np.int64)
+        yield np.where(ranks >= _MANY_RANKS, shared * sizes[number], ranks)
 
 
 def _weight_shards(

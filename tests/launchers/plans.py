@@ -480,7 +480,7 @@ def _split(problem: Problem, chunks: int, rng: random.Random, *, alone: bool = T
     One in four leaves the embedding and the head alone, where the launcher has such stages.
     """
     layers, able = problem.model.num_layers, launcher_capabilities(problem.launcher)
-    if able.standalone_stages and alone and chunks > 2 and rng.randrange(4) == 0:
+    if any(able.alone(problem.model)) and alone and chunks > 2 and rng.randrange(4) == 0:
         most = able.alone(problem.model)[1]  # with prediction layers another one, before the head's
         last = rng.randint(1, most) if most > 1 and chunks > most + 1 else 1
         inner = _split(replace(problem, launcher="none"), chunks - 1 - last, rng, alone=False)

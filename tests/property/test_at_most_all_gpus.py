@@ -15,7 +15,7 @@ from meshwright.solver.search.fewer_gpus import IDLE
 from meshwright.solver.search.gpu_seconds import least_gpu_s, least_pass_gpu_s
 from meshwright.solver.search.priced_space import priced_rows
 from meshwright.solver.search.search import search
-from meshwright.solver.space.enumerate import searched_space
+from meshwright.solver.space.enumerate import is_of_fewer, searched_space
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
 from tests.draws import draws
 from tests.property.exhaustive import candidates_s
@@ -105,3 +105,14 @@ def test_the_best_step_is_the_least_over_all_numbers_of_nodes_and_never_rises_wi
         used = answer.plans[0].config.num_gpus if answer.plans else nodes * EACH
         if used < nodes * EACH and steps(nodes * EACH):
             assert "idle" in answer.notes[IDLE]
+        for text in (text for text in answer.warnings if is_of_fewer(text)):
+            most = max(gpus for gpus in numbers if legal(gpus))
+            assert text.startswith(f"at most {most} of {nodes * EACH} GPUs")
+        named = (*range(1, nodes, 2), nodes)
+        some = {gpus: step_s for gpus, step_s in every.items() if -(-gpus // EACH) in named}
+        asked = replace(problem, options=replace(problem.options, num_nodes=named))
+        chosen = search(asked, profile)
+        chosen_s = chosen.plans[0].prediction.step_time_s if chosen.plans else np.inf
+        assert chosen_s == pytest.approx(min(some.values()), rel=1e-9)
+        assert {-(-plan.config.num_gpus // EACH) for plan in chosen.plans} <= {*named}
+        assert chosen.bound_step_time_s is None or chosen.bound_step_time_s <= chosen_s * ROUNDING

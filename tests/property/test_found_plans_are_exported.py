@@ -24,12 +24,13 @@ from meshwright.solver.configuration import (
     RECOMPUTE,
     SCHEDULES,
 )
-from meshwright.solver.problem import Problem
+from meshwright.solver.problem import Problem, can_start
 from meshwright.solver.search.search import search
 from meshwright.solver.space.enumerate import enumerate_space
 from meshwright.solver.space.launcher_rules import problem_faults
-from tests.draws import TIMES
+from tests.draws import TIMES, draws
 from tests.launchers.plans import problem_of, random_targets, target_of_row
+from tests.problems.launched_requests import launched_problems
 
 MODELS = ("llama-3-8b", "mixtral-8x7b")
 
@@ -72,6 +73,15 @@ def test_a_plan_found_for_a_launcher_can_always_be_exported_for_it(launcher: str
             assert export(found.plan, problem, launcher).files
             tried += 1
     assert tried >= 4
+
+
+@pytest.mark.parametrize("launcher", launcher_names())
+def test_what_is_planned_of_a_drawn_request_is_exported(launcher: str) -> None:
+    rng = random.Random(f"launched {launcher}")
+    for problem in launched_problems(launcher, rng, draws(20)):
+        for found in random_targets(problem, 3, rng):
+            if can_start(problem, found.config.num_gpus):  # an answer warns of other numbers of GPUs
+                assert export(found.plan, problem, problem.launcher).files
 
 
 WORDS = {

@@ -307,6 +307,95 @@ def test_offload_far_from_the_first_plan_is_named_where_few_plans_are_to_be_sear
     assert saved["offload"] == pytest.approx(named.saves, abs=0.01)
 
 
+def test_a_launcher_without_a_name_for_the_adapted_layers_is_named_with_all_of_them(
+    tmp_path: Path,
+) -> None:
+    """TRL adapts q_proj and v_proj, which Megatron has in one layer. Its slices keep both GPUs busy."""
+    raw: dict[str, Any] = {
+        "model": {"name": "qwen3-0.6b"},
+        "cluster": {"groups": [{"gpu": "a100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 2}]},
+        "workload": {"global_batch_size": 3, "seq_length": 16384, "lora_rank": 16},
+        "launcher": "trl",
+        "search": {"top_k": 1, "certify": "none"},
+    }
+    problem, answer = compared(raw)
+    levers = [one for one in answer.levers if one.kind == "launcher"]
+    (named,) = (one for one in levers if "workload.lora_targets" in one.settings)
+    assert named.settings == {"launcher": "megatron-bridge", "workload.lora_targets": ["all-linear"]}
+    saved = require_saved(raw, problem, replace(answer, levers=(named,)), tmp_path)
+    assert saved["launcher"] == pytest.approx(named.saves, abs=0.005)
+
+
+def _beside_the_step(options: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "model": {"name": "qwen3-0.6b"},
+        "cluster": {"name": "dgx-h100", "num_nodes": 1},
+        "workload": {"global_batch_size": 14, "seq_length": 4096, **options.pop("workload", {})},
+        "launcher": "megatron-lm",
+        "search": {"top_k": 1, "certify": "none", **options},
+    }
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pareto": True},
+        {"baseline": {"tensor_parallel_size": 8}},
+        {"deadline_days": 300, "workload": {"total_tokens": 10**9}},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_what_is_asked_beside_the_step_silences_no_lever(options: dict[str, Any]) -> None:
+    _, plain = compared(_beside_the_step({}))
+    _, answer = compared(_beside_the_step(dict(options)))
+    assert plain.levers
+    assert answer.levers == plain.levers
+
+
+@pytest.mark.parametrize("objective", ["gpu_hours_per_token", "tokens_per_s_per_gpu"])
+def test_a_lever_saves_as_much_of_what_a_gpu_is_ranked_by(objective: str) -> None:
+    raw = _beside_the_step({"objective": objective, "workload": {"global_batch_size": 16}})
+    _, answer = compared(raw)
+    named = next(one for one in answer.levers if one.kind == "precision")
+    _, pasted_answer = compared(pasted(raw, named.settings))
+    now, then = ((one.objective and one.objective.value) or 0.0 for one in (answer, pasted_answer))
+    share = then / now if objective == "gpu_hours_per_token" else now / then
+    assert 1.0 - share == pytest.approx(named.saves, abs=0.005)
+
+
+def test_on_the_fewest_nodes_a_change_that_fits_on_fewer_is_named(tmp_path: Path) -> None:
+    """18 bytes for each of 14.8 billion weights are 266 GB, more than 4 L40S have: two nodes."""
+    raw = _beside_the_step({"gpus": "fewest", "workload": {"global_batch_size": 16}})
+    raw |= {"model": {"name": "qwen2.5-14b"}}
+    raw["cluster"] = {"groups": [{"gpu": "l40s", "num_nodes": 3, "gpus_per_node": 4}]}
+    _, answer = compared(raw)
+    nodes = -(-answer.ranking[0].config.num_gpus // 4)
+    assert {one.kind for one in answer.levers} >= {"offload", "states"}
+    for lever in answer.levers:
+        changed = parse_problem(typed(raw, option_words(lever.settings), tmp_path))
+        found = ask(changed, default_profile(changed.cluster, changed.priced_as))
+        (plan, *_) = found.ranking
+        assert 1.0 - -(-plan.config.num_gpus // 4) / nodes == pytest.approx(lever.saves)
+
+
+def test_under_a_power_budget_a_limit_for_each_gpu_is_named_and_no_limit_alone_is_faster(
+    tmp_path: Path,
+) -> None:
+    """8 kW are 13 GPUs at 574 W, or 22 at 350 W, a replica for each of 22 sequences: 1.36 times as fast."""
+    raw = _beside_the_step({"max_power_kw": 8, "workload": {"global_batch_size": 22}})
+    raw["cluster"]["num_nodes"] = 3
+    problem, answer = compared(raw)
+    (named,) = (one for one in answer.levers if one.kind == "power")
+    saved = require_saved(raw, problem, replace(answer, levers=(named,)), tmp_path)
+    assert saved["power"] == pytest.approx(named.saves, abs=0.005)
+    steps = list[float]()
+    for limit_w in (350, 400, 450, 500, 550):
+        alone = parse_problem(pasted(raw, {"workload.framework_options": {"power_limit_w": limit_w}}))
+        found = ask(alone, default_profile(alone.cluster, alone.priced_as))
+        steps += [plan.prediction.step_time_s for plan in found.ranking]
+    assert saved["power"] == pytest.approx(1.0 - min(steps) / answer.ranking[0].prediction.step_time_s)
+
+
 @pytest.mark.parametrize("seed", range(draws(1)))
 def test_nothing_that_is_asked_instead_beats_an_answer_that_does_not_name_it(seed: int) -> None:
     """Each is asked by itself, to the proof: numerics, a pin, batches nearby, and what a recipe needs."""

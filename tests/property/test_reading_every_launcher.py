@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from meshwright.launchers.reading.base import Source
+from meshwright.launchers.reading.base import Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files, reader_names
 from meshwright.launchers.registry import export, launcher_names
 from meshwright.launchers.target import Target
@@ -20,7 +20,7 @@ from meshwright.profiles.optimizers import optimizer_named
 from meshwright.profiles.profile import default_profile
 from meshwright.solver.configuration import Columns
 from meshwright.solver.cost.price import price
-from meshwright.solver.problem import Problem
+from meshwright.solver.problem import Problem, can_start
 from meshwright.solver.space.enumerate import enumerate_space
 from meshwright.solver.space.launcher_rules import problem_faults
 from tests.draws import draws, some_of
@@ -187,6 +187,34 @@ def test_offloaded_plans_are_read_unchanged(launcher: str) -> None:
     problem = replace(problem, options=replace(problem.options, allow=("offload",)))
     for found in random_targets(problem, PLANS, random.Random(launcher)):
         assert_the_same(found, launcher, MAIN[launcher])
+
+
+@pytest.mark.parametrize(
+    ("launcher", "gpus"), some_of([*product(launcher_names(), (1, 6, 12, 16))], each=2)
+)
+def test_every_exported_file_leads_to_the_plan_when_it_is_read_alone_in_its_folder(
+    launcher: str, gpus: int
+) -> None:
+    model = find_model("llama-3-70b" if launcher == "nanotron" else "llama-3.1-8b")
+    problem = problem_of(launcher, model, seq_length=2048, num_nodes=2, batch=48)
+    problem = replace(problem, options=replace(problem.options, num_gpus=(gpus,)))
+    for found in random_targets(problem, PLANS, random.Random(f"{launcher} {gpus}")):
+        if not can_start(problem, gpus):
+            continue
+        files = export(found.plan, problem, launcher).files
+        for name in files.keys() - {"README.md", "hosts.txt"}:
+            read = read_launch_files(Source(name=name, text=files[name], include=files.get))
+            assert (read.launcher, read.configuration) == (launcher, found.config), name
+            assert read.started_gpus == gpus
+
+
+def test_a_script_of_the_users_own_starts_an_exported_file_otherwise() -> None:
+    found = CASES["trl"]["llama-3.1-70b-fsdp"]
+    files = export(found.plan, found.problem, "trl").files
+    own = "accelerate launch --num_processes 8 -m trl.scripts.sft --config trl_sft.yaml\n"
+    given = {"mine.sh": own, "trl_sft.yaml": files["trl_sft.yaml"]}
+    source = Source(name="trl_sft.yaml", text=files["trl_sft.yaml"], files=given, include=files.get)
+    assert read_launch_files(source, Overrides(model=found.model)).started_gpus == 8
 
 
 @pytest.mark.parametrize(

@@ -433,7 +433,7 @@ def test_each_routed_expert_has_an_adapter_under_megatron_bridge_or_none() -> No
     with pytest.raises(RefusedExportError, match=r"linear_proj; launcher_version 0\.5 or later"):
         export(found.plan, problem, "megatron-bridge", version="0.4")
     whole = replace(problem.workload, framework_options={"dora": True})
-    with pytest.raises(RefusedExportError, match=r"Allowed: linear_qkv, linear_proj$"):
+    with pytest.raises(RefusedExportError, match="share an adapter of DoRA on each rank"):
         files(replace(found, problem=replace(problem, workload=whole)))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from meshwright.launchers.registry import export, launcher_names
-from meshwright.launchers.rules import runs_under
+from meshwright.launchers.rules import ranks_start_under, runs_under
 from meshwright.launchers.target import Target
 from meshwright.profiles.adapters import SINGLE_TARGETS
 from meshwright.profiles.capabilities import launcher_capabilities, model_facts
@@ -19,6 +19,7 @@ from meshwright.profiles.library import find_model
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MlaSpec, MoeSpec
 from meshwright.solver.configuration import Configuration, StageGroup
+from meshwright.solver.problem import can_start
 from meshwright.solver.space.launcher_rules import problem_faults, unwritten
 from tests.draws import draws
 from tests.launchers.cases import target
@@ -311,3 +312,17 @@ def test_no_rings_of_transformers_classes_have_alibi(launcher: str) -> None:
     (why,) = cut - whole
     assert "context_parallel_size == 1" in why
     assert "ALiBi" in why
+
+
+@pytest.mark.parametrize("launcher", ["trl", "ms-swift"])
+@pytest.mark.parametrize("sizes", [(8, 4), (8, 8), (4, 8)])
+def test_an_exporter_starts_the_numbers_of_gpus_that_the_search_starts(
+    launcher: str, sizes: tuple[int, int]
+) -> None:
+    plain = problem_of(launcher, TINY, num_nodes=1, batch=5040)
+    (group,) = plain.cluster.groups
+    groups = tuple(replace(group, gpus_per_node=size, island_gpus=size) for size in sizes)
+    problem = replace(plain, cluster=replace(plain.cluster, groups=groups))
+    for gpus in range(1, sum(sizes) + 1):
+        found = replace(target(TINY, replace(ONE, data_parallel_size=gpus)), problem=problem)
+        assert (not list(ranks_start_under(launcher)(found))) == can_start(problem, gpus)

@@ -72,16 +72,7 @@ def test_the_command_line_finds_the_closest_plan_and_names_the_flag(
     assert (tmp_path / "run" / "launch.sh").is_file()
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "search.max_out_of_memory_probability", "search.max_power_kw", "search.allow",
-        "search.deadline_days",
-        "workload.optimizer", "workload.lora_rank", "workload.base_precision", "workload.seq_length",
-        "workload.global_batch_size", "cluster.num_nodes", "cluster.gpus_per_node", "cluster.groups",
-        "launcher", "workload.framework_options",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("path", [row.path for row in OPTIONS.values() if row.path != "cluster"])
 def test_a_change_names_the_options_of_the_command_line(path: str) -> None:
     named = option_words({path: 1}).removeprefix("--").removesuffix(" 1").replace("-", "_")
     assert OPTIONS[named].path == path

@@ -228,8 +228,6 @@ PAIRS = [
          "workload.framework_options.precision_recipe", "none"),
     pair(with_option("gradient_dtype", "bf16"),
          with_option("gradient_dtype", "fp16"), "workload.framework_options.gradient_dtype", "bf16"),
-    pair(case(replace(TINY, num_mtp_layers=1)),
-         case(replace(LEARNED, num_mtp_layers=1)), "model.num_mtp_layers", "0"),
     pair(case(STATE_SPACE),
          case(STATE_SPACE, sharded(ONE, 3)), "config.zero_stage", "1"),
 ]  # fmt: skip
@@ -280,8 +278,10 @@ def test_nearest_values_stand_on_both_sides(
     assert near(value, total) == expected
 
 
-def test_prediction_layers_with_scaled_positions_are_refused_with_the_kind_of_positions() -> None:
+def test_prediction_layers_are_refused_next_to_learned_positions_and_to_those_of_yarn() -> None:
     yarn = RotaryScaling(kind="yarn", factor=4.0, original_max_position_embeddings=4096)
-    model = replace(TINY, num_mtp_layers=1, rotary_base=10_000, rotary_scaling=yarn)
-    with pytest.raises(RefusedExportError, match="1 with positions by YaRN"):
-        export_megatron_lm(target(model, ONE))
+    scaled = replace(TINY, num_mtp_layers=1, rotary_base=10_000, rotary_scaling=yarn)
+    assert export_megatron_lm(target(replace(TINY, num_mtp_layers=1), ONE)).files
+    for model in (scaled, replace(LEARNED, num_mtp_layers=1)):
+        with pytest.raises(RefusedExportError, match="prediction without plain rotary positions"):
+            export_megatron_lm(target(model, ONE))

@@ -62,6 +62,16 @@ def test_a_second_cluster_is_told_how_nodes_of_two_kinds_are_stated(
     )
 
 
+def test_of_two_numbers_of_nodes_with_a_range_the_last_one_is_pasted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    typed = ["plan", "--num-nodes", "5", "--num-nodes", "1:5"]
+    with pytest.raises(TyperException) as refused:
+        app(typed, prog_name="meshwright", standalone_mode=False)
+    assert report_usage(refused.value, commands(), typed) == 2
+    assert capsys.readouterr().err.endswith("\ntip: meshwright plan --num-nodes 1:5\n")
+
+
 # --------------------------------------------------------------------------------------------------
 # Numbers.
 

@@ -67,7 +67,7 @@ def test_an_answer_states_run_speed_fit_certainty_and_what_would_help_in_this_or
         "  speed  32.8 s a step, 32 to 34 s likely · 128,000 tokens/s · 46 % MFU · "
         "1.4 × Megatron-Bridge's recipe"
     )
-    assert fact(lines, "fits") == "  fits   45 of 79 GiB a GPU, out-of-memory risk under 0.1 %"
+    assert fact(lines, "fits") == "  fits   45.0 of 79.0 GiB a GPU, out-of-memory risk under 0.1 %"
     more = fact(lines, "more")
     assert more.startswith("  more   bf16 gradients would save 6 % (numerics)")
     assert more.endswith("--allow gradient_dtype")

@@ -64,6 +64,15 @@ def test_what_is_no_sweep_is_refused_where_it_is_wrong(sweep: object, at: str) -
     assert caught.value.errors[0].pointer == at
 
 
+def test_a_number_of_gpus_is_not_swept_over_numbers_of_nodes() -> None:
+    """24 GPUs on 1 node and on 3 would be one node of 24, and 3 of 8."""
+    gpus = {"groups": [{"gpu": "h100-sxm-80gb", "num_gpus": 24}]}
+    with pytest.raises(InvalidProblemError) as caught:
+        points_of({**BODY, "cluster": gpus}, axes_of({"num_nodes": [1, 3]}))
+    assert caught.value.errors[0].pointer == "/sweep/num_nodes"
+    assert caught.value.errors[0].tip == "--gpus all --gpu h100-sxm-80gb"
+
+
 def test_as_many_points_as_are_allowed_are_taken() -> None:
     axes = axes_of({"num_nodes": [*range(1, 17)], "seq_length": [*range(1, 17)]})  # 16 * 16 = 256
     assert len(points_of(BODY, axes)) == MAX_POINTS
