@@ -1190,7 +1190,7 @@ def _lighter(problem: Problem, profile: Profile, answer: Answer, searches: WorkW
     changes = list(_of_fewer_bits(problem))
     if not changes:
         return
-    lightest, saved = changes[-1], 0.0
+    lightest, saved, idle = changes[-1], 0.0, _leaves_idle(problem, answer)
     rows = same_rows(lightest.problem)
     plans, proved = _proved(problem, lightest, profile, answer, searches)
     refuted = proved and not plans
@@ -1200,10 +1200,13 @@ def _lighter(problem: Problem, profile: Profile, answer: Answer, searches: WorkW
         look()
         if refuted and same_rows(change.problem) == rows:
             continue
-        near = _without_a_search(change, lightest, plans[0], profile) if proved and plans else []
-        if not near or near[0].prediction.step_time_s > _worth_s(problem, change, answer):
-            near, known = _around(problem, change, profile, answer, searches, plans=plans[:1])
-            near = near if known else _nearby(problem, [change], profile, answer)[0]
+        near = _under_fewer_bits(change, lightest, plans[0], profile) if proved and plans else []
+        limit_s = min([_worth_s(problem, change, answer), *(one.prediction.step_time_s for one in near)])
+        alike_s = (1.0 + _ALIKE) * plans[0].prediction.step_time_s if plans else 0.0
+        if not near or near[0].prediction.step_time_s > min(limit_s, alike_s):
+            groups = _around(problem, change, profile, answer, plans=plans[:1])
+            found, known = _proved_of(groups, (1.0 + _ROUNDING) * limit_s, searches, with_fewer=idle)
+            near = found or near if known else _nearby(problem, [change], profile, answer)[0]
         for best in near[:1]:
             lever = _lever(problem, answer, change, best)
             saved = max(saved, lever.saves)
@@ -1215,10 +1218,11 @@ def _lighter(problem: Problem, profile: Profile, answer: Answer, searches: WorkW
 
 
 _ALIKE = 1e-3  # of a step: as long as
+_ROUNDING = 1e-6  # of a step: what is as long counts as within
 
 
-def _without_a_search(change: Change, lightest: Change, best: _Best, profile: Profile) -> list[_Best]:
-    """Return the best plan of the lightest change under this one; nothing if it is slower or too large."""
+def _under_fewer_bits(change: Change, lightest: Change, best: _Best, profile: Profile) -> list[_Best]:
+    """Return the best plan of the lightest change under this one; nothing if it is illegal or too large."""
     work, more = change.problem.workload, lightest.problem.workload.framework_options
     own = best.way.workload.framework_options.items()
     options = {name: value for name, value in own if name in work.framework_options or name not in more}
@@ -1227,8 +1231,7 @@ def _without_a_search(change: Change, lightest: Change, best: _Best, profile: Pr
     if violations_of_all(way, own_profile, [best.config])[0]:
         return []
     (seen,) = predict_all(way, own_profile, [best.config])
-    alike = seen.step_time_s <= (1.0 + _ALIKE) * best.prediction.step_time_s
-    return [_Best(best.config, seen, way)] if alike else []
+    return [_Best(best.config, seen, way)]
 
 
 _RECOMPUTED = "recompute_modules"
@@ -1239,15 +1242,9 @@ _SIZES = (
 
 
 def _around(
-    problem: Problem,
-    change: Change,
-    profile: Profile,
-    answer: Answer,
-    searches: WorkWatch,
-    *,
-    plans: Sequence[_Best],
-) -> _Found:
-    """Return, as ``_proved``, the fastest plan with sizes near those of the first plan and of ``plans``.
+    problem: Problem, change: Change, profile: Profile, answer: Answer, *, plans: Sequence[_Best]
+) -> list[list[Variant]]:
+    """Return what to search for plans with sizes near those of the first plan and of ``plans``.
 
     They are at most twice and at least half as large. The switches are those of these plans. Recomputation
     stays open, since the change behind ``plans`` may free more memory.
@@ -1265,12 +1262,9 @@ def _around(
         box += (f"{min(sizes)} <= 2 * {name}", f"{name} <= {2 * max(sizes)}")
     options = replace(options, constraints=(*options.constraints, *box), usual=True)
     boxed = replace(change, problem=replace(change.problem, options=options))
-    known = [chosen(one) for one in ways]
-
-    def is_known(variant: Variant) -> bool:
-        return chosen(variant.problem.workload) in known
-
-    return _proved(problem, boxed, profile, answer, searches, of=is_known)
+    known, groups = [chosen(one) for one in ways], _groups_of(boxed, profile)
+    of_known = ([one for one in some if chosen(one.problem.workload) in known] for some in groups)
+    return [some for some in of_known if some]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -1310,14 +1304,10 @@ def _proved(
     profile: Profile,
     answer: Answer,
     searches: WorkWatch,
-    *,
-    of: Callable[[Variant], bool] = lambda _: True,
 ) -> _Found:
-    """Return the same within limited work, under some variants, and no plan where it is not proved."""
-    every = _groups_of(change, profile)
-    groups = [some for group in every if (some := [one for one in group if of(one)])]
+    """Return the same within limited work, and no plan where it is not proved."""
     limit_s, idle = _worth_s(problem, change, answer), _leaves_idle(problem, answer)
-    return _proved_of(groups, limit_s, searches, with_fewer=idle)
+    return _proved_of(_groups_of(change, profile), limit_s, searches, with_fewer=idle)
 
 
 def _proved_of(
