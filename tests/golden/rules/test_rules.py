@@ -37,8 +37,8 @@ from meshwright.solver.configuration import (
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.feasible import lightest_of, recompute_alike
 from meshwright.solver.space.enumerate import (
-    Space,
     _FEW,
+    Space,
     _counted,
     _fewer_gpus,
     enumerate_space,
