@@ -21,13 +21,14 @@ from math import gcd, inf
 from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Answer, Plan, Prediction, RankFloors, Status, status_of_all, with_gaps
 from meshwright.solver.clock import Watch, relative_gap
-from meshwright.solver.configuration import BoolArray, Columns, Configuration, FloatArray
+from meshwright.solver.configuration import BoolArray, Columns, Configuration, FloatArray, mesh_of
 from meshwright.solver.cost.objective import claim_of, is_plain
 from meshwright.solver.problem import Problem, gpu_counts, on_gpus, per_node_of, usable_gpus
 from meshwright.solver.search.frontier import NO_RIVALS, Rivals
 from meshwright.solver.search.gpu_seconds import LeastPasses, least_gpu_s, least_passes
 from meshwright.solver.search.priced_space import Room, have_room
 from meshwright.solver.space.enumerate import (
+    FEW_OUTER,
     MOST_OUTER,
     estimated_outer,
     fewer_are_used,
@@ -77,7 +78,8 @@ def at_most_all(
         rivals: plans of other searches that are ranked with these.
         likely_s: returns the score of a likely plan on the most GPUs of a problem; ``inf``: none fits.
     """
-    first = _sharing_best(problem, likely_s)
+    few = estimated_outer(problem) * (1 + len(ways)) <= FEW_OUTER
+    first = None if few else _sharing_best(problem, likely_s)
     if first is None:
         answers, passes = [search(problem, rivals)], None
     else:
@@ -93,8 +95,8 @@ def at_most_all(
     with watch.closing().cut():
         others = (number for number in _others(problem, each_s / known.last_s) if number != first)
         largest = [*islice(others, 1)]
-        few = usual or problem.model.moe is None  # passes; all those of experts are sooner searched
-        if largest and known.last_s < inf and few and passes is None:
+        cheap = usual or problem.model.moe is None  # else all rows of experts are sooner searched
+        if largest and known.last_s < inf and cheap and passes is None:
             passes = least_passes(problem, profile, ways, wide=not usual)
         if passes is not None:
             each_s = max(each_s, passes.least_gpu_s)
@@ -151,6 +153,11 @@ def _from_fewer(
     What passes take at least, too, if that is known.
     """
     fewer = _searched(problem, [first], rivals, search, usual=False, watch=watch)
+    if problem.options.diverse:  # other meshes, on all GPUs, come before other layouts of these
+        best = {mesh_of(plan.config): plan for plan in reversed(fewer.plans)}
+        fewer = replace(
+            fewer, plans=tuple(plan for plan in fewer.plans if best[mesh_of(plan.config)] is plan)
+        )
     usual, last = fewer.space == "usual", [score_s(problem, one) for one in fewer.plans]
     known = rivals
     if len(last) == problem.options.top_k:

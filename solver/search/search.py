@@ -90,6 +90,7 @@ from meshwright.solver.search.proof import (
     rivals_of,
 )
 from meshwright.solver.space.enumerate import (
+    FEW_OUTER,
     LARGE_OUTER,
     MOST_OUTER,
     Beyond,
@@ -153,7 +154,6 @@ _ROUNDING = 1e-9  # relative: scores as near as that count as equal
 _MORE = 4  # known rows that are simulated for a limit, for each plan that is asked for
 _FIRST_S = 0.5  # a first plan is sought for as long, whatever the limit
 _SAMPLE_SHARE = 0.3  # of the time, for a first plan and for a sample of a large space
-_FEW_OUTER = 6_000  # outer rows over all ways, of which all are ranked hardly later than the likely ones
 _PLAN_S = 0.01  # kept back of the time limit for each plan: predicting and checking it
 
 
@@ -419,7 +419,7 @@ def _bounded(
         with first.cut():
             return _of_sample(found, watch, wide=wide)
         return found
-    if not has_plans and num_outer * (1 + len(others)) > _FEW_OUTER:
+    if not has_plans and num_outer * (1 + len(others)) > FEW_OUTER:
         share = Watch(time_limit_s=watch.time_limit_s * _SAMPLE_SHARE, should_stop=first.should_stop)
         with first.cut(), share.cut():
             found = _of_likely(found, watch)

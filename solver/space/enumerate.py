@@ -123,6 +123,7 @@ _MOST_COUNTS = 8  # GPU counts searched together where the whole cluster does no
 _MOST_REFUTED = 50_000  # rows of which all candidates, usually some ten times as many, are written down
 _TOGETHER = 64  # meshes with rows that are checked together, of several pipeline sizes where those have few
 _NEARLY = 0.9  # of the largest of them
+FEW_OUTER = 6_000  # under all switches: all are ranked hardly later than the likely ones
 LARGE_OUTER = 150_000  # rows without their chunks: more are enumerated after a first plan alone
 MOST_OUTER = 1_000_000  # more, at some 300 bytes each, are never written down
 _MOST_WRITTEN = 2_000_000  # rows with their chunks that explanations write down, legal or not

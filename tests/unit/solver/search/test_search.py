@@ -432,7 +432,7 @@ def test_the_first_plan_is_of_the_best_switches_and_found_before_many_rows_are_e
     monkeypatch: pytest.MonkeyPatch, *, few: bool
 ) -> None:
     """Few rows are all ranked at once: likely ones would be ranked hardly sooner."""
-    monkeypatch.setattr("meshwright.solver.search.search._FEW_OUTER", math.inf if few else 0)
+    monkeypatch.setattr("meshwright.solver.search.search.FEW_OUTER", math.inf if few else 0)
     problem = with_default_switches(small_problem(top_k=1, certify="none"))
     profile = default_profile(problem.cluster, problem.launcher)
     (first, *others), *_ = searched_together(variants_of(problem, profile))
@@ -450,7 +450,7 @@ def test_seeking_a_first_plan_in_vain_leaves_time_for_the_search(monkeypatch: py
         while True:
             look()
 
-    monkeypatch.setattr("meshwright.solver.search.search._FEW_OUTER", 0)
+    monkeypatch.setattr("meshwright.solver.search.search.FEW_OUTER", 0)
     monkeypatch.setattr("meshwright.solver.search.search.likely_space", in_vain)
     monkeypatch.setattr("meshwright.solver.search.search.first_plan", in_vain)
     problem = a_problem(time_limit_s=2.0)
