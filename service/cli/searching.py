@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,7 +33,7 @@ from meshwright.service.jobs.answers import answer_document
 from meshwright.service.report.formatting import built_words, wrapped
 from meshwright.service.report.sentences import measure_line
 from meshwright.service.report.table import to_csv
-from meshwright.service.report.terminal import render_answer, render_summary
+from meshwright.service.report.terminal import render_answer, render_facts, render_offers
 from meshwright.service.requests.costs import measured_of_question
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.solver.answer import Answer, Plan
@@ -73,8 +73,16 @@ def run_plan(
     profile = profile_for(problem, calibration)
     if save_dir:
         check_folder(save_dir, force=force, problem=problem_to_mapping(problem))
+    in_parts = form == "table" and not full
+
+    def on_answer(answer: Answer) -> None:
+        if in_parts:
+            console = screen()
+            console.print(render_facts(answer, problem, width=console.width))
+            sys.stdout.flush()  # its levers take as long again
+
     with cancellable() as should_stop:
-        answer, whole = _answered(problem, profile, should_stop)
+        answer, whole = _answered(problem, profile, should_stop, on_answer)
         worth = _worth_measuring(problem, profile, answer, measure_next) if measure_next else None
         measured = measured_of_question(problem, profile, calibration)
         document = _document(answer, problem, measured, worth)
@@ -101,18 +109,30 @@ def run_plan(
     return code_of(answer, cancelled=should_stop())
 
 
-def _answered(problem: Problem, profile: Profile, should_stop: ShouldStop) -> tuple[Answer, bool]:
-    """Return the kept answer to the same question, else search; and whether no limit cut the answer."""
+def _answered(
+    problem: Problem, profile: Profile, should_stop: ShouldStop, on_answer: Callable[[Answer], None]
+) -> tuple[Answer, bool]:
+    """Return the kept answer to the same question, else search; and whether no limit cut the answer.
+
+    ``on_answer`` is given the answer before its levers are searched.
+    """
     known = known_answer(problem, profile)
     if known is not None:
+        on_answer(known)
         return known, True
     from meshwright.solver.planner.launchers import ask_and_compare  # noqa: PLC0415 - a kept answer needs no search
     from meshwright.solver.search.certify.judge import forked_child  # noqa: PLC0415 - the same
 
     line, begun_s = ProgressLine(), time.monotonic()
+
+    def told(answer: Answer) -> None:
+        line.clear()
+        on_answer(answer)
+
     with forked_child():
-        answer = ask_and_compare(problem, profile, on_progress=line.show, should_stop=should_stop)
-    line.clear()
+        answer = ask_and_compare(
+            problem, profile, on_progress=line.show, should_stop=should_stop, on_answer=told
+        )
     in_time = time.monotonic() - begun_s < problem.options.time_limit_s
     return answer, in_time and not should_stop()
 
@@ -181,7 +201,7 @@ def _print(
         sys.stdout.write(to_csv(answer.plans))
     else:
         console = screen()
-        render = render_answer if full else render_summary
+        render = render_answer if full else render_offers  # below the facts
         console.print(render(answer, problem, width=console.width, measured=measured))
         if built := built_words(answer.plans, verdicts_of(answer.plans)):
             console.print(wrapped(built, console.width, indent=2))

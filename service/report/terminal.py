@@ -105,6 +105,12 @@ def render_summary(
     ``question``: the command that the offered options can be added to, if the user's own command takes
     none of them.
     """
+    facts = render_facts(answer, problem, width=width)
+    return Group(facts, render_offers(answer, problem, width=width, measured=measured, question=question))
+
+
+def render_facts(answer: Answer, problem: Problem, *, width: int) -> RenderableType:
+    """Lay out the plan to run, its speed, memory and certainty: what is known before any lever."""
     export = "meshwright export 1 --save-dir run/" if _has_files(answer, problem) else ""
     found = summary_of(answer, problem, export=export)
     style = "bold" if found.fits else "bold red"
@@ -113,6 +119,15 @@ def render_summary(
         parts.append(figures.wrapped(figures.with_ties(found.headline), width, indent=2, style="red"))
     for fact in found.facts:
         parts += _fact(fact.label, fact.text, width, command=fact.command, pieces=not fact.of_sentences)
+    return Group(*parts)
+
+
+def render_offers(
+    answer: Answer, problem: Problem, *, width: int, measured: Sequence[TimedPrediction] = (),
+    question: str = "",
+) -> RenderableType:  # fmt: skip
+    """Lay out what else would help, and the first plans, below ``render_facts``."""
+    found, parts = summary_of(answer, problem), list[RenderableType]()
     for at, offer in enumerate(found.offers):
         label = "" if at else "more" if found.fits else "try"
         command = "" if offer.option == "--full" else offer.option
