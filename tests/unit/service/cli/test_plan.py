@@ -45,6 +45,27 @@ def test_a_sweep_prints_its_points_and_one_ranking() -> None:
     assert (answer["plans"][0]["plan_id"], best["rank"]) == (best["plan_id"], 1)
 
 
+def test_the_plan_to_run_is_printed_before_its_levers_are_searched(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = list[str]()
+
+    def levers_of(*_: object, **__: object) -> tuple[()]:
+        printed.append(capsys.readouterr().out)
+        return ()
+
+    monkeypatch.setattr("meshwright.solver.planner.launchers.levers_of", levers_of)
+    with pytest.raises(SystemExit):
+        app(["plan", *TINY, *QUICK, "--global-batch-size", "16"])
+    (before,), after = printed, capsys.readouterr().out
+    labels = [line[2:6] for line in before.splitlines()[1:] if line[2:6].strip()]
+    assert labels == ["run ", "spee", "fits", "sure"]
+    assert "#  layout" in after
+    with pytest.raises(SystemExit):  # the kept answer, in one piece
+        app(["plan", *TINY, *QUICK, "--global-batch-size", "16"])
+    assert capsys.readouterr().out == before + after
+
+
 SWEPT = {
     "cluster.num_nodes": [1, 2],
     "search.pin.tensor_parallel_size": [1, 8],
