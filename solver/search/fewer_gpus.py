@@ -120,15 +120,16 @@ def _least_s(passes: LeastPasses | None) -> Callable[[Columns, BoolArray], Float
     return None if passes is None or not len(passes.sizes) else passes.step_s
 
 
-_SHARED = 2  # times as many GPUs that share the batch are worth a look
-_FEWEST = 0.5  # of all GPUs: fewer are hardly the best number
+# What is searched first; answers are the same whatever that is.
+_MORE_SHARED = 2  # times as many GPUs that share the batch
+_LEAST_USED = 0.5  # of all GPUs
 _FASTER = 0.97  # of the likely plan's step on all GPUs
 
 
 def _sharing_best(problem: Problem, likely_s: Callable[[Problem], float]) -> int | None:
     """Return the number of GPUs that shares the batch best, if likely plans on it beat those on all."""
     every, batch = usable_gpus(problem), problem.workload.global_batch_size
-    worth, least = _SHARED * gcd(every, batch), _FEWEST * every
+    worth, least = _MORE_SHARED * gcd(every, batch), _LEAST_USED * every
     if not any(every - every % size >= least for size in divisors(batch) if worth <= size < every):
         return None
     numbers = [*_others(problem, least)]
@@ -148,9 +149,9 @@ def _from_fewer(
     rivals: Rivals,
     first: int,
 ) -> tuple[list[Answer], LeastPasses | None]:
-    """Return the answers on all GPUs and on fewer ones, whose plans refute most rows on all of them.
+    """Return the answers on all GPUs and on ``first`` ones, whose plans refute most rows on all of them.
 
-    What passes take at least, too, if that is known.
+    Also a bound on the passes of the usual candidates; None: not known, or all candidates were searched.
     """
     fewer = _searched(problem, [first], rivals, search, usual=False, watch=watch)
     if problem.options.diverse:  # other meshes, on all GPUs, come before other layouts of these
@@ -158,22 +159,16 @@ def _from_fewer(
         fewer = replace(
             fewer, plans=tuple(plan for plan in fewer.plans if best[mesh_of(plan.config)] is plan)
         )
-    usual, last = fewer.space == "usual", [score_s(problem, one) for one in fewer.plans]
-    known = rivals
-    if len(last) == problem.options.top_k:
-        known = replace(
-            rivals, best_s=min(rivals.best_s, last[0]), last_s=min(rivals.last_s, last[-1] * _ROUNDING)
-        )
-    passes = None
+    usual, passes = fewer.space == "usual", None
+    known = _to_beat(problem, [replace(fewer, plans=()), fewer], rivals)
     if usual and known.last_s < inf:
         passes = least_passes(problem, profile, ways, wide=False)
         known = replace(known, least_s=_least_s(passes))
     of_all = search(_in_time(problem, watch, usual=usual), known)
-    if (
-        of_all.plans and len(_ranked(problem, [of_all, fewer])) < problem.options.top_k
-    ):  # slower ones follow
+    too_few = len(_ranked(problem, [of_all, fewer])) < problem.options.top_k
+    if of_all.plans and too_few:  # slower ones follow
         of_all = search(_in_time(problem, watch), rivals)
-    return [of_all, fewer], passes
+    return [of_all, fewer], passes if of_all.space == "usual" else None
 
 
 def waves(
@@ -336,6 +331,6 @@ def _idle(problem: Problem, of_all: Answer, plans: Sequence[Plan]) -> dict[str, 
         words += f", all {most} take {score_s(problem, on_all[0]):.4g} s"
     elif of_all.status == "infeasible":
         words += f", and no configuration fits on all {most}"
-    elif of_all.status == "optimal":
+    elif of_all.status == "optimal" and usable in numbers_of_gpus(problem):
         words += f", all {most} take longer"
     return {IDLE: words}
