@@ -113,7 +113,10 @@ def at_most_all(
         numbers = [n for n in numbers if n * known.last_s >= each_s]
     most = numbers[0] if counted and numbers else usable_gpus(problem)
     unsearched_s = each_s / most if numbers or not counted else inf
-    return _joined(problem, profile, answers, watch, unsearched_s)
+    floor_s = least_gpu_s(problem, profile, ways) / usable_gpus(
+        problem
+    )  # of a search that ended before any
+    return _joined(problem, profile, answers, watch, unsearched_s, floor_s=floor_s)
 
 
 def _least_s(passes: LeastPasses | None) -> Callable[[Columns, BoolArray], FloatArray] | None:
@@ -153,7 +156,7 @@ def _from_fewer(
 
     Also a bound on the passes of the usual candidates; None: not known, or all candidates were searched.
     """
-    fewer = _searched(problem, [first], rivals, search, usual=False, watch=watch)
+    fewer = _searched(problem, [first], rivals, search, usual=problem.options.usual, watch=watch)
     if problem.options.diverse:  # other meshes, on all GPUs, come before other layouts of these
         best = {mesh_of(plan.config): plan for plan in reversed(fewer.plans)}
         fewer = replace(
@@ -167,7 +170,7 @@ def _from_fewer(
     of_all = search(_in_time(problem, watch, usual=usual), known)
     too_few = len(_ranked(problem, [of_all, fewer])) < problem.options.top_k
     if of_all.plans and too_few:  # slower ones follow
-        of_all = search(_in_time(problem, watch), rivals)
+        of_all = search(_in_time(problem, watch, usual=problem.options.usual), rivals)
     return [of_all, fewer], passes if of_all.space == "usual" else None
 
 
@@ -228,8 +231,8 @@ def _searched(
     return replace(answer, warnings=tuple(text for text in answer.warnings if text not in said))
 
 
-def _in_time(problem: Problem, watch: Watch, *, usual: bool = False) -> Problem:
-    """Return the problem in the time that is left."""
+def _in_time(problem: Problem, watch: Watch, *, usual: bool) -> Problem:
+    """Return the problem in the time that is left, among the usual candidates alone or as its space says."""
     left_s = max(watch.left_s, _LEAST_S)
     return replace(problem, options=replace(problem.options, usual=usual, time_limit_s=left_s))
 
@@ -248,7 +251,13 @@ def _ranked(problem: Problem, answers: Sequence[Answer]) -> list[Plan]:
 
 
 def _joined(
-    problem: Problem, profile: Profile, answers: Sequence[Answer], watch: Watch, unsearched_s: float
+    problem: Problem,
+    profile: Profile,
+    answers: Sequence[Answer],
+    watch: Watch,
+    unsearched_s: float,
+    *,
+    floor_s: float,
 ) -> Answer:
     """Return one answer to all numbers of GPUs; on those that were not searched nothing is faster."""
     of_all, plans = answers[0], _ranked(problem, answers)
@@ -258,7 +267,7 @@ def _joined(
     status = status_of_all([*(one.status for one in answers), *unsearched])
     feasible = [one for one in answers if one.status != "infeasible"]
     scores = [score_s(problem, plan) for plan in plans]
-    bound_s = _bound_s(feasible, unsearched_s, scores)
+    bound_s = _bound_s(feasible, unsearched_s, scores, floor_s=floor_s)
     first = next((one for one in answers if plans and plans[0] in one.plans), of_all)
     floors = _floors(problem, answers) if unsearched_s == inf else RankFloors()
     # scores are of the request's batch, steps of the plan's own
@@ -289,12 +298,13 @@ def _joined(
     )  # fmt: skip
 
 
-def _bound_s(answers: Sequence[Answer], unsearched_s: float, scores: Sequence[float]) -> float | None:
+def _bound_s(
+    answers: Sequence[Answer], unsearched_s: float, scores: Sequence[float], *, floor_s: float
+) -> float | None:
     """Return a bound on the score of every number of GPUs, at most the best plan's; None: unknown."""
     claims = [None if one.objective is None else one.objective.bound for one in answers]
-    bounds = [bound for bound in claims if bound is not None]
-    least_s = min([*bounds, unsearched_s])
-    if len(bounds) < len(claims) or least_s in (0.0, inf):  # of some number nothing is known, or of none
+    least_s = min([*(floor_s if claim is None else claim for claim in claims), unsearched_s])
+    if least_s in (0.0, inf):  # of some number nothing is known, or of none
         return None
     return min([least_s, *scores[:1]])
 
