@@ -232,7 +232,7 @@ def _searched(
 
 
 def _in_time(problem: Problem, watch: Watch, *, usual: bool) -> Problem:
-    """Return the problem in the time that is left, among the usual candidates alone or as its space says."""
+    """Return the problem in the time that is left; ``usual``: among the usual candidates alone."""
     left_s = max(watch.left_s, _LEAST_S)
     return replace(problem, options=replace(problem.options, usual=usual, time_limit_s=left_s))
 
