@@ -28,7 +28,7 @@ from meshwright.solver.search.frontier import NO_RIVALS, Rivals
 from meshwright.solver.search.gpu_seconds import LeastPasses, least_gpu_s, least_passes
 from meshwright.solver.search.priced_space import Room, have_room
 from meshwright.solver.space.enumerate import (
-    FEW_OUTER,
+    MANY_OUTER,
     MOST_OUTER,
     estimated_outer,
     fewer_are_used,
@@ -78,16 +78,16 @@ def at_most_all(
         rivals: plans of other searches that are ranked with these.
         likely_s: returns the score of a likely plan on the most GPUs of a problem; ``inf``: none fits.
     """
-    few = estimated_outer(problem) * (1 + len(ways)) <= FEW_OUTER
-    first = None if few else _sharing_best(problem, likely_s)
+    large = watch.left_s >= _UNHURRIED_S and estimated_outer(problem) * (1 + len(ways)) > MANY_OUTER
+    first = _sharing_best(problem, likely_s) if large else None
     if first is None:
         answers, passes = [search(problem, rivals)], None
+        if "sample" in answers[0].notes:  # nothing is proved of all GPUs, and smaller spaces are as large
+            return answers[0]
     else:
         answers, passes = _from_fewer(
             problem, profile, search, watch, ways=ways, rivals=rivals, first=first
         )
-    if "sample" in answers[0].notes:  # nothing is proved of all GPUs, and smaller spaces are as large
-        return answers[0]
     known = _to_beat(problem, answers, rivals)
     numbers, counted, each_s = list[int](), False, least_gpu_s(problem, profile, ways)
     has_rows = bool(answers[0].plans) or answers[0].status == "optimal"  # mere rivals' plans are faster
@@ -113,10 +113,7 @@ def at_most_all(
         numbers = [n for n in numbers if n * known.last_s >= each_s]
     most = numbers[0] if counted and numbers else usable_gpus(problem)
     unsearched_s = each_s / most if numbers or not counted else inf
-    floor_s = least_gpu_s(problem, profile, ways) / usable_gpus(
-        problem
-    )  # of a search that ended before any
-    return _joined(problem, profile, answers, watch, unsearched_s, floor_s=floor_s)
+    return _joined(problem, profile, answers, watch, unsearched_s)
 
 
 def _least_s(passes: LeastPasses | None) -> Callable[[Columns, BoolArray], FloatArray] | None:
@@ -124,6 +121,7 @@ def _least_s(passes: LeastPasses | None) -> Callable[[Columns, BoolArray], Float
 
 
 # What is searched first; answers are the same whatever that is.
+_UNHURRIED_S = 10.0  # of the time limit: in less, all GPUs come first
 _MORE_SHARED = 2  # times as many GPUs that share the batch
 _LEAST_USED = 0.5  # of all GPUs
 _FASTER = 0.97  # of the likely plan's step on all GPUs
@@ -139,7 +137,8 @@ def _sharing_best(problem: Problem, likely_s: Callable[[Problem], float]) -> int
     best = max(numbers, key=lambda n: n * n * gcd(n, batch), default=every)  # idle GPUs cost, too
     if gcd(best, batch) < worth:
         return None
-    return best if likely_s(on_gpus(problem, (best,))) < _FASTER * likely_s(problem) else None
+    of_all_s = likely_s(problem)
+    return best if of_all_s < inf and likely_s(on_gpus(problem, (best,))) < _FASTER * of_all_s else None
 
 
 def _from_fewer(
@@ -167,10 +166,14 @@ def _from_fewer(
     if usual and known.last_s < inf:
         passes = least_passes(problem, profile, ways, wide=False)
         known = replace(known, least_s=_least_s(passes))
-    of_all = search(_in_time(problem, watch, usual=usual), known)
+    numbers = numbers_of_gpus(problem)
+    of_all = _searched(problem, numbers, known, search, usual=usual, watch=watch)
     too_few = len(_ranked(problem, [of_all, fewer])) < problem.options.top_k
     if of_all.plans and too_few:  # slower ones follow
-        of_all = search(_in_time(problem, watch, usual=problem.options.usual), rivals)
+        again = _searched(problem, numbers, rivals, search, usual=problem.options.usual, watch=watch)
+        of_all = again if again.plans else of_all
+    said = fewer_are_used(problem, max(numbers))
+    of_all = replace(of_all, warnings=(*of_all.warnings, *said))
     return [of_all, fewer], passes if of_all.space == "usual" else None
 
 
@@ -251,13 +254,7 @@ def _ranked(problem: Problem, answers: Sequence[Answer]) -> list[Plan]:
 
 
 def _joined(
-    problem: Problem,
-    profile: Profile,
-    answers: Sequence[Answer],
-    watch: Watch,
-    unsearched_s: float,
-    *,
-    floor_s: float,
+    problem: Problem, profile: Profile, answers: Sequence[Answer], watch: Watch, unsearched_s: float
 ) -> Answer:
     """Return one answer to all numbers of GPUs; on those that were not searched nothing is faster."""
     of_all, plans = answers[0], _ranked(problem, answers)
@@ -267,7 +264,7 @@ def _joined(
     status = status_of_all([*(one.status for one in answers), *unsearched])
     feasible = [one for one in answers if one.status != "infeasible"]
     scores = [score_s(problem, plan) for plan in plans]
-    bound_s = _bound_s(feasible, unsearched_s, scores, floor_s=floor_s)
+    bound_s = _bound_s(feasible, unsearched_s, scores)
     first = next((one for one in answers if plans and plans[0] in one.plans), of_all)
     floors = _floors(problem, answers) if unsearched_s == inf else RankFloors()
     # scores are of the request's batch, steps of the plan's own
@@ -298,13 +295,12 @@ def _joined(
     )  # fmt: skip
 
 
-def _bound_s(
-    answers: Sequence[Answer], unsearched_s: float, scores: Sequence[float], *, floor_s: float
-) -> float | None:
+def _bound_s(answers: Sequence[Answer], unsearched_s: float, scores: Sequence[float]) -> float | None:
     """Return a bound on the score of every number of GPUs, at most the best plan's; None: unknown."""
     claims = [None if one.objective is None else one.objective.bound for one in answers]
-    least_s = min([*(floor_s if claim is None else claim for claim in claims), unsearched_s])
-    if least_s in (0.0, inf):  # of some number nothing is known, or of none
+    bounds = [bound for bound in claims if bound is not None]
+    least_s = min([*bounds, unsearched_s])
+    if len(bounds) < len(claims) or least_s in (0.0, inf):  # of some number nothing is known, or of none
         return None
     return min([least_s, *scores[:1]])
 
@@ -342,5 +338,5 @@ def _idle(problem: Problem, of_all: Answer, plans: Sequence[Plan]) -> dict[str, 
     elif of_all.status == "infeasible":
         words += f", and no configuration fits on all {most}"
     elif of_all.status == "optimal" and usable in numbers_of_gpus(problem):
-        words += f", all {most} take longer"
+        words += f", all {most} take over {score_s(problem, plans[-1]):.4g} s"
     return {IDLE: words}

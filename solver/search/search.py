@@ -430,10 +430,13 @@ def _bounded(
     if rivals.least_s is not None:
         beyond = Beyond(limit_s=found.frontier.limit_s, least_s=rivals.least_s)
     outer_rows: OuterRowsOf = {}
-    enumerated = _enumeration(problem, wide=wide, beyond=beyond, outer_rows=outer_rows)
+    ways = 1 + len(others)
+    enumerated = _enumeration(problem, wide=wide, ways=ways, beyond=beyond, outer_rows=outer_rows)
     with (watch if is_large else first).cut():
         space = enumerated(problem, legal_only=True, tick=partial(watch.report, "enumerating"))
-        again = _enumeration(problem, wide=wide, few=space.every, beyond=beyond, outer_rows=outer_rows)
+        again = _enumeration(
+            problem, wide=wide, few=space.every, ways=ways, beyond=beyond, outer_rows=outer_rows
+        )
         return _of_whole(found, space, watch, first, known=known, enumerated=again, beyond=beyond)
     return found
 
@@ -480,6 +483,7 @@ def _enumeration(
     *,
     wide: bool,
     few: bool | None = None,
+    ways: int,
     beyond: Beyond | None = None,
     outer_rows: OuterRowsOf,
 ) -> Callable[..., Space]:
@@ -488,7 +492,7 @@ def _enumeration(
         return partial(enumerate_space, wide=True, beyond=beyond, outer_rows=outer_rows)
     if problem.options.usual:
         return partial(enumerate_space, beyond=beyond, outer_rows=outer_rows)
-    return partial(searched_space, few=few, beyond=beyond, outer_rows=outer_rows)
+    return partial(searched_space, few=few, ways=ways, beyond=beyond, outer_rows=outer_rows)
 
 
 def _joined(

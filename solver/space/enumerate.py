@@ -124,6 +124,7 @@ _MOST_REFUTED = 50_000  # rows of which all candidates, usually some ten times a
 _TOGETHER = 64  # meshes with rows that are checked together, of several pipeline sizes where those have few
 _NEARLY = 0.9  # of the largest of them
 FEW_OUTER = 6_000  # under all switches: all are ranked hardly later than the likely ones
+MANY_OUTER = 100_000  # under all switches: a search takes a second and more
 LARGE_OUTER = 150_000  # rows without their chunks: more are enumerated after a first plan alone
 MOST_OUTER = 1_000_000  # more, at some 300 bytes each, are never written down
 _MOST_WRITTEN = 2_000_000  # rows with their chunks that explanations write down, legal or not
@@ -890,7 +891,7 @@ def same_rows(problem: Problem) -> Hashable:
 
 # Variables that have more candidates in ``enumerate_space(wide=True)``.
 NARROWED = frozenset({"context_parallel_size", "micro_batch_size", "num_microbatches"}) | WIDENED
-_FEW = 250_000  # legal rows of all candidates, which are 2 to 250 times as many as the usual ones
+_FEW = 4_000_000  # legal rows of all candidates under all switches; the usual ones are a half to a 250th
 _NAMED = 1_000_000  # of the usual ones, where the request limits a variable that they narrow
 _WRITTEN = 10  # so many times fewer where rows are weighed one by one
 
@@ -907,13 +908,14 @@ def searched_space(
     tick: Callable[[], object] = lambda: None,
     one_by_one: bool = False,
     few: bool | None = None,
+    ways: int = 1,
     beyond: Beyond | None = None,
     outer_rows: OuterRowsOf | None = None,
 ) -> Space:
     """Return the space that a search covers; ``Space.every``: whether of all candidates.
 
     ``one_by_one``: its rows are written down, which costs more than refuting them by kind. ``few``: whether
-    all candidates are few, if that is known.
+    all candidates are few, if that is known. ``ways``: settings of switches that are searched together.
     Other arguments and errors as ``enumerate_space``.
     """
     enumerated = partial(
@@ -922,7 +924,7 @@ def searched_space(
     if few is None:
         few = are_few(problem)
     every = enumerated(wide=True) if few else None
-    if every is not None and every.num_legal <= _row_limit(problem, _FEW, one_by_one):
+    if every is not None and every.num_legal * ways <= _row_limit(problem, _FEW, one_by_one):
         return every
     usual = enumerated()
     is_named = bool(NARROWED & limited_by(problem)) and not usual.every

@@ -47,7 +47,7 @@ WIDENED = frozenset({"expert_tensor_parallel_size", "zero_shard_size", "sequence
 # All variables that ``widened`` changes.
 CHANGED = WIDENED | {"context_parallel_mode", "offload", "rank_order"}
 _MOST_NAMED = 64  # values of a bound that become candidates
-_MANY_RANKS = 64  # that share weights: rings of fewer take hardly longer than shorter ones
+_MANY_RANKS = 128  # that share weights: rings of fewer take hardly longer than shorter ones
 _SHARD_SIZES = 2  # of sets on several islands: others are hardly faster
 
 
