@@ -33,13 +33,15 @@ from meshwright.service.jobs.answers import answer_document
 from meshwright.service.report.formatting import built_words, wrapped
 from meshwright.service.report.sentences import measure_line
 from meshwright.service.report.table import to_csv
-from meshwright.service.report.terminal import render_answer, render_facts, render_offers
+from meshwright.service.report.terminal import render_answer, render_facts, render_offers, render_summary
 from meshwright.service.requests.costs import measured_of_question
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.problem import Problem, ShouldStop
 
 if TYPE_CHECKING:  # a search whose answer is only printed loads none of them
+    from rich.console import RenderableType
+
     from meshwright.launchers.reading.base import LaunchFile
     from meshwright.service.jobs.joining import SolvedPoint
     from meshwright.service.jobs.states import EndState
@@ -73,13 +75,12 @@ def run_plan(
     profile = profile_for(problem, calibration)
     if save_dir:
         check_folder(save_dir, force=force, problem=problem_to_mapping(problem))
-    in_parts = form == "table" and not full
+    in_parts = form == "table" and not full and screen().is_terminal  # somebody waits
 
     def on_answer(answer: Answer) -> None:
         if in_parts:
             console = screen()
             console.print(render_facts(answer, problem, width=console.width))
-            sys.stdout.flush()  # its levers take as long again
 
     with cancellable() as should_stop:
         answer, whole = _answered(problem, profile, should_stop, on_answer)
@@ -88,7 +89,10 @@ def run_plan(
         document = _document(answer, problem, measured, worth)
         if answer.plans or (answer.infeasible and answer.infeasible.closest):
             say_warnings(keep(document, problem, whole=whole))
-        _print(form, answer, problem, document, measured, full=full)  # before files, which may be refused
+        render = render_answer if full else render_offers if in_parts else render_summary
+        _print(
+            form, answer, problem, document, measured, render=render
+        )  # before files, which may be refused
         if form == "table" and worth:
             console = screen()
             console.print(measure_line(worth, width=console.width))
@@ -193,7 +197,7 @@ def _print(
     document: dict[str, Any],
     measured: Sequence[TimedPrediction],
     *,
-    full: bool,
+    render: Callable[..., RenderableType],
 ) -> None:
     if form == "json":
         print_json(document)
@@ -201,7 +205,6 @@ def _print(
         sys.stdout.write(to_csv(answer.plans))
     else:
         console = screen()
-        render = render_answer if full else render_offers  # below the facts
         console.print(render(answer, problem, width=console.width, measured=measured))
         if built := built_words(answer.plans, verdicts_of(answer.plans)):
             console.print(wrapped(built, console.width, indent=2))

@@ -113,22 +113,26 @@ def at_most_all(
         numbers = [n for n in numbers if n * known.last_s >= each_s]
     most = numbers[0] if counted and numbers else usable_gpus(problem)
     unsearched_s = each_s / most if numbers or not counted else inf
-    return _joined(problem, profile, answers, watch, unsearched_s)
+    floor_s = least_gpu_s(problem, profile, ways) / usable_gpus(
+        problem
+    )  # of a search that ended before any
+    return _joined(problem, profile, answers, watch, unsearched_s, floor_s=floor_s)
 
 
 def _least_s(passes: LeastPasses | None) -> Callable[[Columns, BoolArray], FloatArray] | None:
     return None if passes is None or not len(passes.sizes) else passes.step_s
 
 
-_SHARED = 2  # times as many GPUs that share the batch are worth a look
-_FEWEST = 0.5  # of all GPUs: fewer are hardly the best number
+# What is searched first; answers are the same whatever that is.
+_MORE_SHARED = 2  # times as many GPUs that share the batch
+_LEAST_USED = 0.5  # of all GPUs
 _FASTER = 0.97  # of the likely plan's step on all GPUs
 
 
 def _sharing_best(problem: Problem, likely_s: Callable[[Problem], float]) -> int | None:
     """Return the number of GPUs that shares the batch best, if likely plans on it beat those on all."""
     every, batch = usable_gpus(problem), problem.workload.global_batch_size
-    worth, least = _SHARED * gcd(every, batch), _FEWEST * every
+    worth, least = _MORE_SHARED * gcd(every, batch), _LEAST_USED * every
     if not any(every - every % size >= least for size in divisors(batch) if worth <= size < every):
         return None
     numbers = [*_others(problem, least)]
@@ -148,32 +152,26 @@ def _from_fewer(
     rivals: Rivals,
     first: int,
 ) -> tuple[list[Answer], LeastPasses | None]:
-    """Return the answers on all GPUs and on fewer ones, whose plans refute most rows on all of them.
+    """Return the answers on all GPUs and on ``first`` ones, whose plans refute most rows on all of them.
 
-    What passes take at least, too, if that is known.
+    Also a bound on the passes of the usual candidates; None: not known, or all candidates were searched.
     """
-    fewer = _searched(problem, [first], rivals, search, usual=False, watch=watch)
+    fewer = _searched(problem, [first], rivals, search, usual=problem.options.usual, watch=watch)
     if problem.options.diverse:  # other meshes, on all GPUs, come before other layouts of these
         best = {mesh_of(plan.config): plan for plan in reversed(fewer.plans)}
         fewer = replace(
             fewer, plans=tuple(plan for plan in fewer.plans if best[mesh_of(plan.config)] is plan)
         )
-    usual, last = fewer.space == "usual", [score_s(problem, one) for one in fewer.plans]
-    known = rivals
-    if len(last) == problem.options.top_k:
-        known = replace(
-            rivals, best_s=min(rivals.best_s, last[0]), last_s=min(rivals.last_s, last[-1] * _ROUNDING)
-        )
-    passes = None
+    usual, passes = fewer.space == "usual", None
+    known = _to_beat(problem, [replace(fewer, plans=()), fewer], rivals)
     if usual and known.last_s < inf:
         passes = least_passes(problem, profile, ways, wide=False)
         known = replace(known, least_s=_least_s(passes))
     of_all = search(_in_time(problem, watch, usual=usual), known)
-    if (
-        of_all.plans and len(_ranked(problem, [of_all, fewer])) < problem.options.top_k
-    ):  # slower ones follow
-        of_all = search(_in_time(problem, watch), rivals)
-    return [of_all, fewer], passes
+    too_few = len(_ranked(problem, [of_all, fewer])) < problem.options.top_k
+    if of_all.plans and too_few:  # slower ones follow
+        of_all = search(_in_time(problem, watch, usual=problem.options.usual), rivals)
+    return [of_all, fewer], passes if of_all.space == "usual" else None
 
 
 def waves(
@@ -233,8 +231,8 @@ def _searched(
     return replace(answer, warnings=tuple(text for text in answer.warnings if text not in said))
 
 
-def _in_time(problem: Problem, watch: Watch, *, usual: bool = False) -> Problem:
-    """Return the problem in the time that is left."""
+def _in_time(problem: Problem, watch: Watch, *, usual: bool) -> Problem:
+    """Return the problem in the time that is left; ``usual``: among the usual candidates alone."""
     left_s = max(watch.left_s, _LEAST_S)
     return replace(problem, options=replace(problem.options, usual=usual, time_limit_s=left_s))
 
@@ -253,7 +251,13 @@ def _ranked(problem: Problem, answers: Sequence[Answer]) -> list[Plan]:
 
 
 def _joined(
-    problem: Problem, profile: Profile, answers: Sequence[Answer], watch: Watch, unsearched_s: float
+    problem: Problem,
+    profile: Profile,
+    answers: Sequence[Answer],
+    watch: Watch,
+    unsearched_s: float,
+    *,
+    floor_s: float,
 ) -> Answer:
     """Return one answer to all numbers of GPUs; on those that were not searched nothing is faster."""
     of_all, plans = answers[0], _ranked(problem, answers)
@@ -263,7 +267,7 @@ def _joined(
     status = status_of_all([*(one.status for one in answers), *unsearched])
     feasible = [one for one in answers if one.status != "infeasible"]
     scores = [score_s(problem, plan) for plan in plans]
-    bound_s = _bound_s(feasible, unsearched_s, scores)
+    bound_s = _bound_s(feasible, unsearched_s, scores, floor_s=floor_s)
     first = next((one for one in answers if plans and plans[0] in one.plans), of_all)
     floors = _floors(problem, answers) if unsearched_s == inf else RankFloors()
     # scores are of the request's batch, steps of the plan's own
@@ -294,12 +298,13 @@ def _joined(
     )  # fmt: skip
 
 
-def _bound_s(answers: Sequence[Answer], unsearched_s: float, scores: Sequence[float]) -> float | None:
+def _bound_s(
+    answers: Sequence[Answer], unsearched_s: float, scores: Sequence[float], *, floor_s: float
+) -> float | None:
     """Return a bound on the score of every number of GPUs, at most the best plan's; None: unknown."""
     claims = [None if one.objective is None else one.objective.bound for one in answers]
-    bounds = [bound for bound in claims if bound is not None]
-    least_s = min([*bounds, unsearched_s])
-    if len(bounds) < len(claims) or least_s in (0.0, inf):  # of some number nothing is known, or of none
+    least_s = min([*(floor_s if claim is None else claim for claim in claims), unsearched_s])
+    if least_s in (0.0, inf):  # of some number nothing is known, or of none
         return None
     return min([least_s, *scores[:1]])
 
@@ -336,6 +341,6 @@ def _idle(problem: Problem, of_all: Answer, plans: Sequence[Plan]) -> dict[str, 
         words += f", all {most} take {score_s(problem, on_all[0]):.4g} s"
     elif of_all.status == "infeasible":
         words += f", and no configuration fits on all {most}"
-    elif of_all.status == "optimal":
+    elif of_all.status == "optimal" and usable in numbers_of_gpus(problem):
         words += f", all {most} take longer"
     return {IDLE: words}

@@ -605,11 +605,12 @@ def estimated_outer(problem: Problem, *, wide: bool = False) -> float:
     anything is done with, the others are not counted.
     """
     key = id(problem), wide  # it is kept, so that no other gets its number
-    if key not in _estimates:
-        if len(_estimates) == _KEPT:
+    known = _estimates.get(key)
+    if known is None:
+        if len(_estimates) >= _KEPT:
             _estimates.clear()
-        _estimates[key] = problem, _estimated_outer(problem, wide=wide)
-    return _estimates[key][1]
+        known = _estimates[key] = problem, _estimated_outer(problem, wide=wide)
+    return known[1]
 
 
 def _estimated_outer(problem: Problem, *, wide: bool) -> float:
@@ -883,8 +884,8 @@ def same_rows(problem: Problem) -> Hashable:
 # --------------------------------------------------------------------------------------------------
 # Which candidates a search goes through: all of them where they are few, else the usual ones.
 #
-# Where the request limits a variable that the usual ones narrow, all are searched while these are not very
-# many. An answer names which they were (``Answer.space``).
+# Where the request limits a variable that the usual ones narrow, all are searched while these are at most
+# ``_NAMED``. An answer names which they were (``Answer.space``).
 
 
 # Variables that have more candidates in ``enumerate_space(wide=True)``.
@@ -921,19 +922,19 @@ def searched_space(
     if few is None:
         few = are_few(problem)
     every = enumerated(wide=True) if few else None
-    if every is not None and every.num_legal <= _counted(problem, _FEW, one_by_one):
+    if every is not None and every.num_legal <= _row_limit(problem, _FEW, one_by_one):
         return every
     usual = enumerated()
     is_named = bool(NARROWED & limited_by(problem)) and not usual.every
-    if not is_named or usual.num_legal > _counted(problem, _NAMED, one_by_one):
+    if not is_named or usual.num_legal > _row_limit(problem, _NAMED, one_by_one):
         return usual
     if every is None:
         return usual if is_too_large(problem, wide=True) else enumerated(wide=True)
     return every
 
 
-def _counted(problem: Problem, most: int, one_by_one: bool) -> int:
-    """Return a limit of legal rows as if all kinds of recomputation were counted."""
+def _row_limit(problem: Problem, most: int, one_by_one: bool) -> int:
+    """Return a limit of legal rows, scaled to the kinds of recomputation that are searched."""
     most = most // _WRITTEN if one_by_one or not is_plain(problem) else most
     every = replace(problem, options=replace(problem.options, recompute_kinds=()))
     some, all_kinds = (len(chunkings_of(one, min(2, one.model.num_layers))) for one in (problem, every))

@@ -39,8 +39,8 @@ from meshwright.solver.search.feasible import lightest_of, recompute_alike
 from meshwright.solver.space.enumerate import (
     _FEW,
     Space,
-    _counted,
     _fewer_gpus,
+    _row_limit,
     enumerate_space,
     estimated_outer,
     numbers_of_gpus,
@@ -136,7 +136,7 @@ def of_whole(problem: Problem, space: Space) -> dict[str, Any]:
         "estimated": [round(estimated_outer(problem, wide=wide)) for wide in (False, True)],
         "gpus": numbers_of_gpus(problem),
         "fewer": [len(fewer := _fewer_gpus(problem)), fewer[:4], fewer[-4:]],
-        "most": [_counted(problem, _FEW, one_by_one) for one_by_one in (False, True)],
+        "most": [_row_limit(problem, _FEW, one_by_one) for one_by_one in (False, True)],
         "sampled": _of_sample(sampled_space(problem)),
         "limits": _limits(problem),
         "warnings": (

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.served.job_records import TINY_PROBLEM
 from tests.served.reports import Page
 
 TINY = ["--model", "gpt-3-350m", "--cluster", "dgx-h100", "--num-nodes", "1", "--seq-length", "512"]
+ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 QUICK = ["--certify", "none", "--top-k", "2"]
 
 
@@ -45,25 +47,29 @@ def test_a_sweep_prints_its_points_and_one_ranking() -> None:
     assert (answer["plans"][0]["plan_id"], best["rank"]) == (best["plan_id"], 1)
 
 
-def test_the_plan_to_run_is_printed_before_its_levers_are_searched(
+def test_a_terminal_shows_the_plan_to_run_before_its_levers_are_searched(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    printed = list[str]()
+    printed, asked = list[str](), [*TINY, *QUICK, "--global-batch-size", "16"]
 
     def levers_of(*_: object, **__: object) -> tuple[()]:
         printed.append(capsys.readouterr().out)
         return ()
 
     monkeypatch.setattr("meshwright.solver.planner.launchers.levers_of", levers_of)
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
     with pytest.raises(SystemExit):
-        app(["plan", *TINY, *QUICK, "--global-batch-size", "16"])
+        app(["plan", *asked])
     (before,), after = printed, capsys.readouterr().out
-    labels = [line[2:6] for line in before.splitlines()[1:] if line[2:6].strip()]
-    assert labels == ["run ", "spee", "fits", "sure"]
-    assert "#  layout" in after
-    with pytest.raises(SystemExit):  # the kept answer, in one piece
-        app(["plan", *TINY, *QUICK, "--global-batch-size", "16"])
-    assert capsys.readouterr().out == before + after
+    words = [[*ANSI.sub("", text).split()] for text in (before, after)]
+    assert [label in words[0] for label in ("run", "speed", "fits", "sure", "layout")] == [True] * 4 + [
+        False
+    ]
+    assert "layout" in words[1]
+    monkeypatch.delenv("TTY_COMPATIBLE")  # a pipe gets the kept answer at once
+    with pytest.raises(SystemExit):
+        app(["plan", *asked])
+    assert capsys.readouterr().out.split() == words[0] + words[1]
 
 
 SWEPT = {

@@ -297,7 +297,7 @@ def test_a_launcher_with_zero_3_alone_and_no_pipeline_has_rows(monkeypatch: pyte
     assert estimated_outer(problem, wide=False) > 0
 
 
-def test_a_search_goes_through_all_candidates_where_the_usual_ones_are_few() -> None:
+def test_a_search_goes_through_all_candidates_where_they_are_few() -> None:
     problem = a_problem(cluster=a_cluster(num_nodes=1), batch=16)
     usual, every = (enumerate_space(problem, legal_only=True, wide=wide) for wide in (False, True))
     found = searched_space(problem, legal_only=True)
@@ -306,10 +306,10 @@ def test_a_search_goes_through_all_candidates_where_the_usual_ones_are_few() -> 
 
 
 def test_a_search_that_weighs_its_rows_one_by_one_keeps_to_the_usual_candidates_sooner() -> None:
-    # all candidates have 438 388 legal rows: few where rows are refuted by kind, many where each is weighed
-    problem = a_problem(cluster=a_cluster(num_nodes=2), batch=512)
+    # all candidates have 211 338 legal rows: few where rows are refuted by kind, many where each is weighed
+    problem = a_problem(cluster=a_cluster(num_nodes=1), batch=512)
     every = enumerate_space(problem, legal_only=True, wide=True)
-    assert 50_000 < every.num_legal < 500_000
+    assert 25_000 < every.num_legal < 250_000
     found = [searched_space(problem, legal_only=True, one_by_one=each).every for each in (False, True)]
     assert found == [True, False]
 
@@ -386,7 +386,7 @@ def test_fewer_gpus_are_whole_nodes_first() -> None:
 def test_more_candidates_are_listed_where_a_request_limits_what_is_usually_narrowed() -> None:
     plain = a_problem(cluster=a_cluster(num_nodes=16), batch=512)
     limited = replace(plain, options=replace(plain.options, bounds={"micro_batch_size": (1, 64)}))
-    assert enumerate_space(limited, legal_only=True, wide=True).num_legal > 500_000
+    assert enumerate_space(limited, legal_only=True, wide=True).num_legal > 250_000
     assert [searched_space(one, legal_only=True).every for one in (plain, limited)] == [False, True]
 
 
