@@ -69,8 +69,8 @@ def runnable(kernel: str, model: ModelSpec) -> str:
     return SDPA if flash and widest > _WIDEST_FLASH else kernel
 
 
-def taken(kernel: str, model: ModelSpec, release: str) -> str:
-    """Return the kernel of a whole model that transformers is asked for, by the words of its releases."""
+def asked_kernel(kernel: str, model: ModelSpec, release: str) -> str:
+    """Return the kernel that transformers is asked for, of a model whose layers share one."""
     asked = implementation(model, release).kernel if kernel == AUTO else kernel
     return "flash2" if asked == HYBRID else runnable(asked, model)
 

@@ -386,7 +386,7 @@ DIFFUSION = "diffusion over latent tokens"
 LABELS = "head of rewards or classes"
 TOWER = "vision tower"
 # Of ``lacking_facts``, in addition to the facts of a model.
-UNLIKE_SHAPE = "sizes of none of its models with a tower"
+UNLIKE_SHAPE = "these sizes of a model with a vision tower"
 PREDICTION = "multi-token prediction without plain rotary positions"
 # Of ``model_constraints``, in addition to the facts of a model.
 ANY_MIXER = "mixers of any kind"

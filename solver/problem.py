@@ -541,8 +541,8 @@ def gpu_counts(problem: Problem) -> tuple[int, ...]:
     return tuple(sorted((n for n in open_counts if n <= most), reverse=True)) or (most,)
 
 
-def is_left_open(problem: Problem, num_gpus: int) -> bool:
-    """Return whether the request leaves open the number of nodes that so many GPUs take."""
+def allows_nodes_of(problem: Problem, num_gpus: int) -> bool:
+    """Return whether the request allows the number of nodes that so many GPUs take."""
     named = problem.options.num_nodes
     return not named or -(-num_gpus // per_node_of(problem)) in named
 

@@ -565,8 +565,8 @@ def _weight_shards_section() -> str:
         "experts). Allow `weight_shards` to search it (`switches` does not include it).",
         "Conditions of the launchers that have it:", "",
         *conditions, "",
-        "Files for Megatron-Bridge with it are of release 0.7 and later. Pull request 5569 of that release",
-        "passes it to Megatron-Core.", "",
+        "Plans with weight shards export for Megatron-Bridge as release 0.7. Pull request 5569 of that",
+        "release passes it to Megatron-Core.", "",
     ])  # fmt: skip
 
 

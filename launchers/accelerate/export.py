@@ -17,7 +17,7 @@ from meshwright.launchers.table import launchers, tables_of
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.launchers.templates import filled
 from meshwright.profiles.adapters import class_targets, names_every, parted
-from meshwright.profiles.attention import taken
+from meshwright.profiles.attention import asked_kernel
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import FOREACH, MERGED
 from meshwright.profiles.optimizers import optimizer_named
@@ -43,7 +43,7 @@ _PREFIX = "parallelism_config_"
 
 def _kernel(target: Target) -> str:
     known = target.facts
-    return taken(known.attention_kernel, target.model, known.transformers_release)
+    return asked_kernel(known.attention_kernel, target.model, known.transformers_release)
 
 
 def attention(target: Target) -> str:

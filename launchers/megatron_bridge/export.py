@@ -423,9 +423,10 @@ def _shares_weights(target: Target) -> bool:
 
 def weight_shards_are_wired_in(target: Target) -> Iterator[FieldError]:
     """Require a release that hands weight shards on to Megatron-Core's process groups."""
+    able = VERSIONS[VERSIONS.index(_WITH_WEIGHT_SHARDS) :]
     for name in ("weight_shard_size", "expert_weight_shard_size"):
         size = getattr(target.config, name)
-        if size > 1 and target.version != _WITH_WEIGHT_SHARDS:
+        if size > 1 and target.version not in able:
             yield fault(
                 name,
                 f"{size}, which files for Megatron-Bridge {target.version} do not start",

@@ -49,7 +49,9 @@ _TITANS = "run_train.sh"  # torchtitan's
 _FILES = (".json", ".yaml", ".yml", ".toml", ".sh")
 _GPUS = re.compile(r"(?:^|,)(?:gres/)?gpu(?::[A-Za-z][\w.-]*)?(?:[:=](\d+))?(?=$|[,(])")  # of --gres
 _ONE_NUMBER = re.compile(r"\bGPUS_PER_NODE=\d")
-_EXPORTED = re.compile(r"\bplan \w+ \(rank \d+\), by Meshwright\b")
+MARK = re.compile(  # of an exported file
+    r"(?:^# |\")[^\n\"]{1,80}, plan ([0-9a-zA-Z]{1,64}) \(rank \d+\), by Meshwright", re.MULTILINE
+)
 _IDLE = re.compile(r"\bNodes: (\d{1,9}) of (\d{1,9}) .*, (\d{1,9}) idle on the last\b")
 _Texts = tuple[tuple[str, str], ...]  # by name
 _MODULES = ("trl.scripts.",)  # programs that python -m starts
@@ -87,8 +89,8 @@ class World:
     idle_gpus: int = 0  # of the last node, which starts no rank on them
 
     @property
-    def each(self) -> int | None:
-        """Processes of a node, as given or as its share of all; None if unknown."""
+    def processes_per_node(self) -> int | None:
+        """Return how many processes a node starts; None if unknown."""
         nodes, processes = self.num_nodes, self.processes
         return self.gpus_per_node or (processes // nodes if nodes and processes else None)
 
@@ -194,7 +196,7 @@ def _parsed(text: str, variables: _Texts, environment: _Texts, other: Include) -
 
 def _last_ranks(text: str, script: Script) -> Sequence[int]:
     """Return the ranks of the last two nodes, if a script that we have not exported tests a node's rank."""
-    if not _TESTS_RANK.search(text) or _EXPORTED.search(text):
+    if not _TESTS_RANK.search(text) or MARK.search(text):
         return ()
     nodes = _world_of(text, script, None, script.commands).num_nodes or 1
     return range(nodes - 2, nodes) if nodes > 1 else ()
@@ -689,21 +691,23 @@ def world_of(text: str, script: Script, command: Command | None = None) -> World
 
 
 def _shortened(world: World, text: str, script: Script) -> World:
-    """Return a world with the GPUs of the last node that start no rank where its command says fewer there.
+    """Return the world with its last node's idle GPUs, if a script starts fewer processes there.
 
     Raises:
         InvalidProblemError: other nodes start unlike numbers.
     """
     if not script.on_nodes:
         return world
-    numbers = [_world_of(text, one, None, one.commands).each for one in (script, *script.on_nodes)]
-    if world.each is None or world.each != numbers[0] or len({*numbers}) == 1:
+    worlds = (_world_of(text, one, None, one.commands) for one in (script, *script.on_nodes))
+    numbers, each = [one.processes_per_node for one in worlds], world.processes_per_node
+    if each is None or each != numbers[0] or len({*numbers}) == 1:
         return world
     first, before, last = (number or 0 for number in numbers)
     if last < before == first:
         return replace(world, gpus_per_node=first, processes=None, idle_gpus=first - last)
     raise refused(
-        f"nodes start unlike numbers of processes: {first} first, {before} and {last} on the last two",
+        f"nodes start unlike numbers of processes: {first} on the first node, "
+        f"{before} and {last} on the last two",
         allowed="the same on every node, or fewer on the last one alone",
     )
 

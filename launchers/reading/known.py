@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, get_args
 
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
-from meshwright.launchers.reading.commands import World, script_of, short_world, world_of
+from meshwright.launchers.reading.commands import MARK, World, script_of, short_world, world_of
 from meshwright.launchers.reading.fields import Fields
 from meshwright.profiles.adapters import LORA_TARGETS, TRAINED_MODULES
 from meshwright.profiles.documents import read_json, shown
@@ -35,9 +35,6 @@ from meshwright.solver.problem import Workload
 
 
 _MAX_HEADER = 20_000  # characters
-_MARK = re.compile(
-    r"(?:^# |\")[^\n\"]{1,80}, plan ([0-9a-zA-Z]{1,64}) \(rank \d+\), by Meshwright", re.MULTILINE
-)
 _WORLD = re.compile(r"World size (\d{1,9}): tp (\d{1,9}) \* cp (\d{1,9}) \* pp (\d{1,9}) \* dp (\d{1,9})")
 _BATCHES = re.compile(r"Micro-batches: (\d{1,9}) of (\d{1,9})")
 _NODES = re.compile(r"Nodes: (\d{1,9}) of (\d{1,9}) ")
@@ -70,7 +67,7 @@ class Header:
 def header_of(text: str) -> Header:
     """Return the header of a file; an empty one without a header."""
     top = text[:_MAX_HEADER]
-    mark = _MARK.search(top)
+    mark = MARK.search(top)
     if mark is None:
         return Header()
     values: dict[str, int] = {}
@@ -156,7 +153,7 @@ def _model(text: str) -> ModelSpec | None:
 
 # Files that are exported with the one that is read: used if their headers name the same plan.
 _STARTS = ("launch.sh", "launch.sbatch")
-EXPORTED = (*_STARTS, "deepspeed_plan.py", "torchtitan_0_2_model.py", "hostfile.txt")
+_EXPORTED_NAMES = (*_STARTS, "deepspeed_plan.py", "torchtitan_0_2_model.py", "hostfile.txt")
 # Placeholders for the reader's own paths: path/to/model, /your_model_path, <MODEL>.
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _PLACEHOLDER = re.compile(
@@ -326,7 +323,7 @@ def with_exported(source: Source) -> Source:
     plan_id = header_of(source.text).plan_id
     if plan_id is None:
         return source
-    names = [name for name in EXPORTED if name not in _STARTS or not _own_scripts(source, plan_id)]
+    names = [name for name in _EXPORTED_NAMES if name not in _STARTS or not _own_scripts(source, plan_id)]
     others = {name: source.other(name) for name in names}
     found = {
         name: text

@@ -74,8 +74,9 @@ def explain(
             "--levers",
             help="Search every change that may train faster: gradient type, optimizer, precision, storage "
             "of frozen weights, packing or padding, batch, offload, layouts, switches, launcher, one of "
-            "unlike node groups. With --objective energy_per_token, the power limit. Takes a request, or "
-            "--plan. Without either, it takes your newest answer.",
+            "unlike node groups. With --objective energy_per_token, the power limit. With --gpus fewest, "
+            "changes that fit on fewer nodes. Takes a request, or --plan. Without either, it takes your "
+            "newest answer.",
         ),
     ] = False,
     why_not: Annotated[

@@ -1,4 +1,4 @@
-"""Every change that saves time, or energy where that ranks, as ``explain --levers`` prints it."""
+"""Every change that saves time, energy or nodes, as ``explain --levers`` prints it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def lever_words(lever: Lever, saved: str) -> tuple[str, str, str]:
 
 
 _UNSOUGHT = (
-    "No changes are searched for this request. Rank plans by their step, or those of one batch "
-    "without --deadline-days by energy_per_token, on all GPUs of one kind."
+    "No changes are searched for this request. Use --objective step_time and --gpus all, on GPUs of "
+    "one kind."
 )
 
 

@@ -79,17 +79,7 @@ def points_of(request: Mapping[str, object], axes: Axes) -> list[SweepPoint]:
         InvalidProblemError: numbers of nodes for a number of GPUs, which would be more on fewer nodes.
     """
     found = []
-    counted = _counted(request) if "num_nodes" in axes else None
-    if counted is not None:
-        fault = FieldError(
-            pointer="/sweep/num_nodes",
-            message=f"{counted['num_gpus']} GPUs are one cluster, not several numbers of nodes",
-            allowed="nodes without num_gpus",
-            tip=f"--gpus all --gpu {gpu}"
-            if isinstance(gpu := counted.get("gpu"), str)
-            else "without --num-gpus",
-        )
-        raise InvalidProblemError([fault])
+    _require_nodes(request, axes)
     for places in product(*(range(len(values)) for values in axes.values())):
         at, values = dict(zip(axes, places, strict=True)), dict[str, bool | int | str]()
         whole = dict(request)
@@ -101,11 +91,17 @@ def points_of(request: Mapping[str, object], axes: Axes) -> list[SweepPoint]:
     return found
 
 
-def _counted(request: Mapping[str, object]) -> dict[str, object] | None:
-    """Return the part of a request's cluster that states a number of GPUs; None where none does."""
+def _require_nodes(request: Mapping[str, object], axes: Axes) -> None:
+    """Refuse several numbers of nodes of a cluster that states a number of GPUs."""
     cluster = request.get("cluster")
     parts = [cluster, *(cluster.get("groups") or ())] if isinstance(cluster, dict) else []
-    return next((part for part in parts if isinstance(part, dict) and part.get("num_gpus")), None)
+    counted = [part["num_gpus"] for part in parts if isinstance(part, dict) and part.get("num_gpus")]
+    if counted and "num_nodes" in axes:
+        raise InvalidProblemError.of(
+            "/sweep/num_nodes",
+            f"num_gpus fixes one cluster of {counted[0]} GPUs, so num_nodes can't vary",
+            allowed="a cluster without num_gpus",
+        )
 
 
 def problems_of(

@@ -286,17 +286,17 @@ class PricedPipelines:
 
 
 def closed_forms(
-    problems: Sequence[Problem], profile: Profile, meshes: Sequence[tuple[int, Configuration]]
+    problems: Sequence[Problem], profile: Profile, placed: Sequence[tuple[int, Configuration]]
 ) -> tuple[FloatArray, FloatArray]:
     """Return the closed-form step of meshes over equal nodes, and the fullest rank's bytes; (n,) each.
 
-    ``problems``: one under several switches. ``meshes``: each with the number of its problem.
+    ``problems``: one under several switches. ``placed``: meshes, each with the number of its problem.
     """
-    configurations = [one for _, one in meshes]
+    configurations = [one for _, one in placed]
     columns, laid = Columns.of(configurations), LaidOut.of(problems[0], configurations)
     if laid.problem is not problems[0]:
         problems = [LaidOut.of(one, configurations).problem for one in problems]
-    ways = Ways.of_each_row(problems, profile).under(np.array([at for at, _ in meshes]))
+    ways = Ways.of_each_row(problems, profile).under(np.array([at for at, _ in placed]))
     prices = laid.prices(priced_together(price, ways, columns, profile))
     stages = assemble(prices, columns, laid.layout, laid.splits, replayed_layers(configurations, columns))
     return objective_s(prices, columns, stages), stages.peak_memory_bytes.max(axis=1)

@@ -1,11 +1,11 @@
-"""Changes that the user may decide and that train faster: the levers of an answer that has plans.
+"""Changes that the user may decide and that save time, energy or nodes: the levers of an answer's plans.
 
 Each comes with other numerics, another script, package or batch, so that no search makes it unasked.
 Its plan is found a few moves away from the answer's own plans and from the rule of thumb, priced under the
 changed request, which takes milliseconds. It has passed the independent check, and a search of the changed
 request finds that plan or a better one, so that the gain is a lower bound. Changes that free memory are
 searched, since a layout far away may then fit. So are batches where the first plan leaves GPUs idle,
-changes with few candidates (``_is_searched``), and some other launchers (``_in_turn``).
+changes with few candidates (``_is_searched``), and some other launchers (``_of_launcher``).
 ``every_lever`` searches each change instead, as ``explain --levers`` does.
 
 Work is counted, in configurations and in looks at the clock, so that an answer is the same on every machine
@@ -66,9 +66,9 @@ from meshwright.solver.problem import (
     Objective,
     Problem,
     Workload,
+    allows_nodes_of,
     can_start,
     gpu_counts,
-    is_left_open,
     left_closed,
     may_use_fewer,
     on_gpus,
@@ -121,7 +121,7 @@ class Change:
     """A change of a request that the user may decide."""
 
     # gradients, optimizer, states for both, precision, base_precision, launcher, batch, neighbour,
-    # batching, offload, package, recipe, group, or the name of a switch or of a layout
+    # batching, offload, package, recipe, group, power, or the name of a switch or of a layout
     kind: str
     words: str
     effect: str
@@ -137,6 +137,7 @@ def levers_of(
     """Return the changes that save enough (``worth_of``), the best first; of launchers the fastest alone.
 
     Where plans are ranked by energy, only switches that save energy are searched: others trade it for time.
+    On the fewest nodes, changes that save nodes. On unlike nodes, a rounder batch and length.
 
     Args:
         problem: the request.
@@ -144,14 +145,16 @@ def levers_of(
         answer: its plans.
         watch: its time; what is not tried before it ends is left out.
         looks: looks at the clock of all searches of changes. Batches get as many again, launchers twice as
-            many, and a power limit four times as many. Where they end a search, what is near counts.
+            many, those with adapters on other layers as many again, and a power limit four times as many.
+            Where they end a search, what is near counts. A search on unlike nodes or on one of their groups
+            ends after the seconds of so many looks.
     """
     if not has_levers(problem, answer):
         return ()
     own, found = _under_first(problem, answer), list[Lever]()
     with watch.cut():
-        if own.places_stages or not _saves_time(problem):
-            return in_order(_saving_else(own, profile, answer, seconds=looks / LOOKS_PER_S))
+        if not _saves_time(own):
+            return in_order(_without_time_levers(own, profile, answer, seconds=looks / LOOKS_PER_S))
         searches, of_batches = WorkWatch(looks=looks), WorkWatch(looks=looks)
         recipes, near = [*_published(own, profile, answer)], list[Change]()
         found += [lever for lever, _ in recipes]
@@ -160,7 +163,7 @@ def levers_of(
             if change.problem.places_stages:  # no mesh is near to stages on unlike nodes
                 plans, _ = _searched(own, _within(change, looks / LOOKS_PER_S), profile, answer)
             elif change.kind == "launcher":
-                plans = []  # ``_of_launcher`` tries them below
+                plans = []  # ``_of_launchers`` tries them below
             elif _is_searched(change) or (change.kind == "batch" and _leaves_idle(own, answer)):
                 work = of_batches if change.kind == "batch" else searches
                 plans = _far(own, change, profile, answer, work)
@@ -180,10 +183,10 @@ def levers_of(
         find = partial(_proved, own, profile=profile, answer=answer, searches=searches)
         found += _neighbours(own, profile, answer, find)
         found += _relaid(own, answer, recipes, find)
-    return in_order(_left_to_user(problem, [*found, *_packaged(problem, answer)]))
+    return in_order(_without_batches(problem, [*found, *_packaged(problem, answer)]))
 
 
-def _left_to_user(problem: Problem, levers: Iterable[Lever]) -> Iterator[Lever]:
+def _without_batches(problem: Problem, levers: Iterable[Lever]) -> Iterator[Lever]:
     """Yield the levers, without other batches where a request has several."""
     several = bool(problem.options.batch_sizes)
     return (one for one in levers if not (several and "workload.global_batch_size" in one.settings))
@@ -194,7 +197,7 @@ def _far(
 ) -> list[_Best]:
     """Return the best plan of a change; where a search does not prove it, those nearby."""
     plans, proved = _proved(problem, change, profile, answer, searches)
-    return plans if proved else _nearby(problem, [change], profile, answer)[0]
+    return plans if proved else _near(problem, change, profile, answer)
 
 
 _FEW = 3000  # candidates without stages: searching so few takes about as long as trying those nearby
@@ -236,10 +239,10 @@ def has_levers(problem: Problem, answer: Answer) -> bool:
     options = problem.options
     if not answer.ranking:
         return False
-    alone = options.deadline_days is None and not options.batch_sizes
+    one_batch = options.deadline_days is None and not options.batch_sizes
     if options.gpus == "fewest":
-        return alone and len(problem.cluster.groups) == 1
-    by_energy = counts_busy(problem) and alone
+        return one_batch and len(problem.cluster.groups) == 1
+    by_energy = counts_busy(problem) and one_batch
     by_step = options.objective == "step_time" or (
         options.objective in _OF_A_GPU and not (options.num_nodes or _leaves_idle(problem, answer))
     )
@@ -289,7 +292,7 @@ def _on_few_numbers(problem: Problem, answer: Answer) -> Problem:
     counts, batch = gpu_counts(own), problem.workload.global_batch_size
     replicas = max(size for size in divisors(batch) if size <= counts[0])
     shared = replicas << (counts[0] // replicas).bit_length() - 1  # with tensor ranks or stages
-    may = can_start(problem, shared) and is_left_open(problem, shared)
+    may = can_start(problem, shared) and allows_nodes_of(problem, shared)
     numbers = {answer.ranking[0].config.num_gpus, *counts, *([shared] if may else [])}
     return problem if numbers == {*counts} else on_gpus(problem, tuple(numbers))
 
@@ -540,19 +543,23 @@ def _saving_energy(problem: Problem, profile: Profile, answer: Answer) -> Iterat
 
 
 def _saves_time(problem: Problem) -> bool:
-    """Return whether a lever saves time for each token; else it saves nodes or energy."""
-    return problem.options.gpus == "all" and not counts_busy(problem)
+    """Return whether levers of every kind are tried, which save time for each token."""
+    return problem.options.gpus == "all" and not counts_busy(problem) and not problem.places_stages
 
 
-def _saving_else(problem: Problem, profile: Profile, answer: Answer, *, seconds: float) -> Iterator[Lever]:
+def _without_time_levers(
+    problem: Problem, profile: Profile, answer: Answer, *, seconds: float
+) -> Iterator[Lever]:
     if problem.places_stages:
-        return _rounder(problem, profile, answer, seconds=seconds)
+        return _rounder_on_unlike_nodes(problem, profile, answer, seconds=seconds)
     if problem.options.gpus == "fewest":
         return _saving_nodes(problem, answer)
     return _saving_energy(problem, profile, answer)
 
 
-def _rounder(problem: Problem, profile: Profile, answer: Answer, *, seconds: float) -> Iterator[Lever]:
+def _rounder_on_unlike_nodes(
+    problem: Problem, profile: Profile, answer: Answer, *, seconds: float
+) -> Iterator[Lever]:
     """Yield the roundest batch and length nearby for stages on unlike nodes, each by a search."""
     changes = [*_near_batches(problem)[:1], *_near_lengths(problem)[:1]]
     for change in changes:
@@ -655,7 +662,7 @@ def _neighbours(problem: Problem, profile: Profile, answer: Answer, find: _Find)
 
     def lever_of(change: Change) -> Iterator[Lever]:
         plans, proved = find(change)
-        plans = plans if proved else _nearby(problem, [change], profile, answer)[0]
+        plans = plans if proved else _near(problem, change, profile, answer)
         yield from (_lever(problem, answer, change, one) for one in plans[:1])
 
     def distance(lever: Lever) -> int:
@@ -840,7 +847,7 @@ def _of_launcher(
             far.add(change.problem.launcher)
             plans, proved = _proved_of(turn.groups, limit_s, searches, with_fewer=idle, passes=turn.passes)
         if not proved:
-            (plans,) = _nearby(problem, [change], profile, answer, saved=saved, known=known)
+            plans = _near(problem, change, profile, answer, saved=saved, known=known)
         for plan in plans[:1]:
             lever = _lever(problem, answer, change, plan)
             saved, best, known = lever.saves, None if proved else change, [plan.config]
@@ -949,6 +956,20 @@ _HOPELESS = 1.15  # times as slow at first as what is to be beaten: nothing near
 _UNCERTAIN = 0.03  # of a step: what the simulation may add to the closed form, or take off it
 
 
+def _near(
+    problem: Problem,
+    change: Change,
+    profile: Profile,
+    answer: Answer,
+    *,
+    saved: float = 0.0,
+    known: Sequence[Configuration] = (),
+) -> list[_Best]:
+    """Return the plans of ``_nearby`` for one change."""
+    (plans,) = _nearby(problem, [change], profile, answer, saved=saved, known=known)
+    return plans
+
+
 def _nearby(
     problem: Problem,
     changes: Sequence[Change],
@@ -962,7 +983,7 @@ def _nearby(
 
     ``saved``: as in ``_worth_s``.
     """
-    every, beams = list[list[_Descent]](), list[_Beam]()
+    every, rounds = list[list[_Descent]](), list[_Round]()
     for change in changes:
         look()
         every.append([])
@@ -972,13 +993,13 @@ def _nearby(
             for way in ways:
                 one = _Descent(way=way, profile=profile_of_variant(way, profile), rules=rules_of(way))
                 every[-1].append(one)
-                beams.append((one, starts[:1], starts))
-    _move_on(beams)
+                rounds.append(_Round(one, starts[:1], starts))
+    _move_on(rounds)
     leading = list(map(_leading, every))
     limits = [_worth_s(problem, change, answer, saved) for change in changes]
     for _ in range(1, _ROUNDS):
         _move_on(
-            (one, one.beam(most_s), ())
+            _Round(one, one.beam(most_s))
             for some, most_s in zip(leading, limits, strict=True)
             for one in some
         )
@@ -1101,7 +1122,7 @@ class _Descent:
     opened: set[Configuration] = field(default_factory=set)
 
     def is_alike(self, other: _Descent) -> bool:
-        """Return whether both are about one problem under switches."""
+        """Return whether both differ in framework options alone, so that one pricing serves both."""
         own, options = self.way.workload, other.way.workload.framework_options
         alike = self.profile is other.profile and self.way.launcher == other.way.launcher
         return alike and replace(own, framework_options=options) == other.way.workload
@@ -1144,15 +1165,22 @@ class _Descent:
             yield _Best(config, prediction, self.way)
 
 
-_Beam = tuple[_Descent, Sequence[Configuration], Sequence[Configuration]]  # moved on from; and fresh ones
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """A round of a descent."""
+
+    descent: _Descent
+    beam: Sequence[Configuration]  # that it moves on from
+    fresh: Sequence[Configuration] = ()  # seen as well
 
 
-def _move_on(beams: Iterable[_Beam]) -> None:
+def _move_on(rounds: Iterable[_Round]) -> None:
     """Look at the moves of some descents, those of one problem under several switches together."""
     asked = list[tuple[list[_Descent], list[tuple[int, Configuration]]]]()
-    for one, beam, fresh in beams:
+    for each_round in rounds:
         look()
-        moved = one.moved(beam, fresh)
+        one = each_round.descent
+        moved = one.moved(each_round.beam, each_round.fresh)
         if not moved:
             continue
         alike = next((some for some in asked if some[0][0].is_alike(one)), None)
@@ -1195,7 +1223,7 @@ def _lighter(problem: Problem, profile: Profile, answer: Answer, searches: WorkW
     plans, proved = _proved(problem, lightest, profile, answer, searches)
     refuted = proved and not plans
     if not proved:
-        (plans,) = _nearby(problem, [lightest], profile, answer)
+        plans = _near(problem, lightest, profile, answer)
     for change in changes[:-1]:
         look()
         if refuted and same_rows(change.problem) == rows:
@@ -1206,7 +1234,7 @@ def _lighter(problem: Problem, profile: Profile, answer: Answer, searches: WorkW
         if not near or near[0].prediction.step_time_s > min(limit_s, alike_s):
             groups = _around(problem, change, profile, answer, plans=plans[:1])
             found, known = _proved_of(groups, (1.0 + _ROUNDING) * limit_s, searches, with_fewer=idle)
-            near = found or near if known else _nearby(problem, [change], profile, answer)[0]
+            near = found or near if known else _near(problem, change, profile, answer)
         for best in near[:1]:
             lever = _lever(problem, answer, change, best)
             saved = max(saved, lever.saves)
@@ -1277,8 +1305,8 @@ def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch
         return ()
     own, found = _under_first(problem, answer), list[Lever]()
     with watch.cut():
-        if own.places_stages or not _saves_time(problem):
-            return in_order(_saving_else(own, profile, answer, seconds=own.options.time_limit_s))
+        if not _saves_time(own):
+            return in_order(_without_time_levers(own, profile, answer, seconds=own.options.time_limit_s))
         for change in (*_of_fewer_bits(own), *changes_of(own)):
             look()
             plans, _ = _searched(own, change, profile, answer)
@@ -1287,7 +1315,7 @@ def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch
         find = partial(_searched, own, profile=profile, answer=answer)
         found += _relaid(own, answer, [*_published(own, profile, answer)], find)
         found += _neighbours(own, profile, answer, find)
-    found = [*_left_to_user(problem, [*found, *_packaged(problem, answer)])]
+    found = [*_without_batches(problem, [*found, *_packaged(problem, answer)])]
     every = [one for one in found if one.saves > worth_of(one.kind)]
     return tuple(sorted(every, key=lambda one: (-one.saves, one.change)))
 
@@ -1333,12 +1361,11 @@ def _within_power(
     problem: Problem, change: Change, profile: Profile, answer: Answer, searches: WorkWatch
 ) -> list[_Best]:
     """Return the best plans under a limit for each GPU, on the numbers of GPUs of the change."""
+    limit_s = _worth_s(problem, change, answer)
     with searches.cut():
-        return _first_of(_groups_of(change, profile), _worth_s(problem, change, answer), with_fewer=False)[
-            0
-        ]
-    (plans,) = _nearby(problem, [change], profile, answer)
-    return plans
+        plans, _ = _first_of(_groups_of(change, profile), limit_s, with_fewer=False)
+        return plans
+    return _near(problem, change, profile, answer)
 
 
 def _groups_of(change: Change, profile: Profile) -> list[list[Variant]]:

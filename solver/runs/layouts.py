@@ -443,7 +443,7 @@ def _lora_targets_of(cells: Cells) -> tuple[str, ...]:
 
 
 def precision_of_run(cells: Cells) -> tuple[str, str | None]:
-    """Return a row's precision, that which its GPU usually runs where it states none, and its recipe."""
+    """Return a row's precision (its GPU's usual one if it states none), and its recipe."""
     slug = cells.text("gpu") or ""
     usual = "fp8" if slug.startswith(("b200", "b300", "gb200", "gb300", "mi35")) else "bf16"
     if slug.startswith(("v100", "t4", "rtx-20")):

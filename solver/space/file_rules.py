@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from meshwright.profiles.adapters import ATTENTION_TARGETS
 from meshwright.profiles.attention import HYBRID
-from meshwright.profiles.capabilities import Capabilities, launcher_capabilities, launchers_of
+from meshwright.profiles.capabilities import Capabilities
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.frameworks import EXPERT_OPTIONS, FrameworkFacts
 from meshwright.solver.problem import Problem
@@ -31,12 +31,10 @@ def _unnamed_words(problem: Problem, able: Capabilities, facts: FrameworkFacts) 
         known = [{*word.split("+")} for word in (*words, HYBRID)]  # which has a fault of its own
         if named not in stated or {*value.split("+")} in known:
             continue
-        ables = map(launcher_capabilities, launchers_of("any"))
-        others = [one.launcher for one in ables if option not in dict(one.option_words)]
         yield FieldError(
             pointer=f"/workload/framework_options/{named}",
-            message=f"{able.launcher}'s files can't state {option} {value}",
-            allowed=f"{', '.join(words)}, or the launchers {', '.join(others)}",
+            message=f"{able.launcher} has no name for {option}={value}",
+            allowed=", ".join(words),
             nearest=words[0] if named == option else None,
         )
 
@@ -50,8 +48,8 @@ def _lacking_options(problem: Problem, able: Capabilities) -> Iterator[FieldErro
             yield FieldError(
                 pointer=f"/workload/framework_options/{option}",
                 message=f"{able.launcher} compares {work.sample_kind.words} to a reference "
-                f"by {option} {word} alone",
-                allowed=f"{word}, or no reference",
+                f"only with {option}={word}",
+                allowed=f"{word}, or reference none",
                 nearest=word,
             )
 
@@ -63,19 +61,29 @@ def _image_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
         return
     packs = work.lengths is not None and work.lengths.batching == "packing"
     if able.packs_no_images and packs and work.image_tokens is not None:
+        others = [one for one in able.batchings if one != "packing"]
         yield FieldError(
             pointer="/workload/lengths/batching",
             message=f"{able.launcher} doesn't pack documents with images",
-            allowed=", ".join(one for one in able.batchings if one != "packing"),
-            nearest="padding_to_longest",
+            allowed=", ".join(others),
+            nearest=others[-1] if others else None,
         )
-    if able.tower_precisions and work.precision not in able.tower_precisions:
+    if not able.tower_precisions:
+        return
+    only = f"{able.launcher} has files of {tower.model_type} in {' or '.join(able.tower_precisions)} alone"
+    if work.precision not in able.tower_precisions:
         yield FieldError(
             pointer="/workload/precision",
-            message=f"{able.launcher} has files of {tower.model_type} "
-            f"in {' or '.join(able.tower_precisions)} alone",
+            message=only,
             allowed=", ".join(able.tower_precisions),
             nearest=able.tower_precisions[0],
+        )
+    elif work.framework_options.get("precision_recipe", "none") != "none":
+        yield FieldError(
+            pointer="/workload/framework_options/precision_recipe",
+            message=only,
+            allowed="none",
+            nearest="none",
         )
 
 
@@ -85,12 +93,10 @@ def _adapter_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
     if not work.lora_rank:
         return
     if able.adapters_reach_towers and model.tower is not None:
-        others = [one for one in launchers_of("any") if _adapts_beside(model.tower.model_type, one)]
         yield FieldError(
             pointer="/workload/lora_rank",
             message=f"{able.launcher} would adapt the vision tower too, which is not priced",
-            allowed=f"0, or the launchers {', '.join(others)}",
-            tip=f"--launcher {others[0]}" if others else "",
+            allowed="0",
         )
     expert = {*work.lora_targets} - {*ATTENTION_TARGETS}
     if able.shares_decomposed and work.framework_options.get("dora") and model.moe and expert:
@@ -100,9 +106,3 @@ def _adapter_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
             "which is not priced",
             allowed=f"some of {', '.join(ATTENTION_TARGETS)}; or dora false",
         )
-
-
-def _adapts_beside(model_type: str, launcher: str) -> bool:
-    """Return whether a launcher adapts the language model alone of models of a type with a tower."""
-    able = launcher_capabilities(launcher)
-    return bool(able.adapters) and able.trains_tower(model_type) and not able.adapters_reach_towers

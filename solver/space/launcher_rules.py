@@ -26,8 +26,7 @@ from meshwright.profiles.adapters import (
     unadaptable,
 )
 from meshwright.profiles.advice import advice_on_experts
-from meshwright.profiles.attention import HYBRID, SDPA
-from meshwright.profiles.attention import taken as attention_taken
+from meshwright.profiles.attention import HYBRID, SDPA, asked_kernel
 from meshwright.profiles.capabilities import (
     ANY_MIXER,
     APART,
@@ -964,14 +963,14 @@ def _own_sequence_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
 
 
 def _casts_ends(problem: Problem, able: Capabilities) -> bool:
-    """Return whether replicas of Axolotl cast embeddings and head back to bf16.
+    """Return whether replicas cast embeddings and head to bf16 (``casts_ends_for_flash``).
 
     loaders/model.py:462 (FlashAttention), :478 (a cut loss).
     """
     facts = _facts(problem, able)
     if facts is None or facts.loss_kernel == "cut":
         return True
-    kernel = attention_taken(facts.attention_kernel, problem.model, facts.transformers_release)
+    kernel = asked_kernel(facts.attention_kernel, problem.model, facts.transformers_release)
     return kernel.startswith("flash")
 
 

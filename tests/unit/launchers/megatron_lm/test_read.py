@@ -243,7 +243,7 @@ def test_a_known_plan_is_exported_and_read_unchanged(name: str) -> None:
     found, case = exported(CASES[name]), CASES[name]
     assert found.configuration == case.config
     longest = max(case.workload.seq_length, case.model.max_position_embeddings or 0)
-    same = replace(case.model, name="launch file", display_name="", max_position_embeddings=longest)
+    same = replace(case.model, name="launch", display_name="", max_position_embeddings=longest)
     assert found.model == same
     assert found.unread == ()
     assert found.notes == ()

@@ -153,7 +153,7 @@ def test_a_loss_of_two_models_logits_is_written_and_read_again() -> None:
     assert (found.workload.sample, found.workload.reference) == ("sequence", "frozen")
     assert found.workload.framework_options["loss_kernel"] == "compared"
     assert found.configuration == plan.config
-    with pytest.raises(InvalidProblemError, match=r"to a reference by loss_kernel compared alone"):
+    with pytest.raises(InvalidProblemError, match=r"to a reference only with loss_kernel=compared"):
         _problem(launcher, reference="frozen")
 
 

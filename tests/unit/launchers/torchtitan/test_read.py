@@ -50,6 +50,15 @@ def test_torchtitans_positions_and_router_norm_hold_where_a_file_states_none() -
     assert model.moe.normalized_top_k is True
 
 
+def test_a_script_of_ones_own_that_starts_an_exported_file_is_read_with_what_lies_beside_it() -> None:
+    files = dict(older("llama-3.1-70b-stages"))
+    exported = ("launch.sh", "launch.sbatch")
+    own = re.sub(r"(?m)^.*by Meshwright.*\n", "", files["launch.sh"])
+    beside = {name: text for name, text in files.items() if name not in exported}
+    found = read_launch_files(Source(name="train.sh", text=own, include=beside.get))
+    assert (found.model.num_layers, found.configuration.num_gpus) == (80, 128)
+
+
 STAGED = CASES["torchtitan"]["llama-3.1-70b-stages"]
 
 

@@ -37,6 +37,8 @@ def option(name: str, value: str | bool) -> dict[str, Any]:
         ("qwen3.5-9b", "trl", {"lengths": PACKED, **SEEN}, "batching", "padding"),
         ("qwen3.5-9b", "axolotl", {"lengths": PACKED, **SEEN}, "batching", "padding"),
         ("qwen3.5-9b", "torchtitan", {"precision": "fp8", **SEEN}, "precision", "bf16"),
+        ("qwen3.5-9b", "torchtitan", {**option("precision_recipe", "fp8-rowwise"), **SEEN},
+         "precision_recipe", "none"),
         ("llama-3.1-8b", "maxtext", option("attention_kernel", "flash3"), "attention_kernel", "cudnn"),
         ("llama-3.1-8b", "maxtext", option("flash_attention", False), "flash_attention", "cudnn"),
         ("llama-3.1-8b", "maxtext", option("recompute_modules", "core_attn"), "recompute_modules",
