@@ -700,9 +700,9 @@ def _shortened(world: World, text: str, script: Script) -> World:
         return world
     worlds = (_world_of(text, one, None, one.commands) for one in (script, *script.on_nodes))
     numbers, each = [one.processes_per_node for one in worlds], world.processes_per_node
-    if each is None or each != numbers[0] or len({*numbers}) == 1:
-        return world
-    first, before, last = (number or 0 for number in numbers)
+    if each is None or each != numbers[0] or len({*numbers}) == 1 or None in numbers:
+        return world  # a node that starts nothing waits for another's launcher
+    first, before, last = (number for number in numbers if number is not None)
     if last < before == first:
         return replace(world, gpus_per_node=first, processes=None, idle_gpus=first - last)
     raise refused(

@@ -429,7 +429,8 @@ def _counts(answer: Answer, problem: Problem) -> Iterator[str]:
         )
     elif not counts and most > 1 and problem.cluster.is_homogeneous and options.objective in _OF_FEW:
         yield figures.with_options(
-            f"On all {most} nodes. Fewer may be better by this objective: --num-nodes 1:{most} searches all"
+            f"On all {most} nodes. Fewer may be better by this objective: --num-nodes 1:{most} with --gpu "
+            "or --cluster searches all"
         )
 
 

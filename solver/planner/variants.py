@@ -479,12 +479,15 @@ def _warnings(
     """Return the warnings of the variants whose plans are listed, of all where none is; each once."""
     with_plans = {id(one.of) for one in ranked}
     shown = [one.answer for one in answered if id(one) in with_plans]
+    launcher = next(one.variant.problem.launcher for one in answered if one.answer is first)
+    alike = [one.answer.warnings for one in answered if one.variant.problem.launcher == launcher]
+    idle = all(any(map(is_of_fewer, warnings)) for warnings in alike)  # under each power limit
     own = dict.fromkeys(
         warning
         for answer in shown or [one.answer for one in answered]
         for warning in answer.warnings
         # that not all GPUs can be used is said of the first plan's launcher alone: others may use more
-        if answer is first or not is_of_fewer(warning)
+        if (idle and answer is first) or not is_of_fewer(warning)
     )
     return (*own, *([_UNLIKE_STACKS] if asked.priced_as == "any" else ()))
 

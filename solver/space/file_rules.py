@@ -9,6 +9,7 @@ from meshwright.profiles.attention import HYBRID
 from meshwright.profiles.capabilities import Capabilities
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.frameworks import EXPERT_OPTIONS, FrameworkFacts
+from meshwright.profiles.vendors import vendor_of
 from meshwright.solver.problem import Problem
 
 
@@ -29,14 +30,22 @@ def _unnamed_words(problem: Problem, able: Capabilities, facts: FrameworkFacts) 
             continue
         named = "flash_attention" if option not in stated and option == "attention_kernel" else option
         known = [{*word.split("+")} for word in (*words, HYBRID)]  # which has a fault of its own
-        if named not in stated or {*value.split("+")} in known:
+        if named not in stated or {*value.split("+")} in known or _is_unread(problem, option):
             continue
         yield FieldError(
             pointer=f"/workload/framework_options/{named}",
             message=f"{able.launcher} has no name for {option}={value}",
-            allowed=", ".join(words),
+            allowed=", ".join(words)
+            + (", or --pin recompute=full" if option == "recompute_modules" else ""),
             nearest=words[0] if named == option else None,
         )
+
+
+def _is_unread(problem: Problem, option: str) -> bool:
+    """Return whether no file states an option: TPUs have a kernel of their own, whole layers no modules."""
+    on_tpus = vendor_of(problem.cluster.groups[0].gpu) == "google"
+    whole = problem.options.pin.get("recompute_granularity") == "full"
+    return (option == "attention_kernel" and on_tpus) or (option == "recompute_modules" and whole)
 
 
 def _lacking_options(problem: Problem, able: Capabilities) -> Iterator[FieldError]:

@@ -119,6 +119,14 @@ def test_a_script_that_asks_for_the_rank_of_its_node_is_read_with_its_short_last
     assert found.configuration.num_gpus == found.started_gpus == 22
 
 
+def test_a_script_that_starts_on_its_first_node_alone_is_read_as_its_launcher_starts_all() -> None:
+    waits = BY_HAND.replace(RANKED, f"{RANKED}if [ $NODE_RANK = 0 ]; then\n").replace(
+        "$((NODE_RANK < 2 ? 8 : 6))", "8"
+    )
+    found = read_launch_files(Source(name="train.sh", text=f"{waits}fi\n"), Overrides())
+    assert (found.num_nodes, found.gpus_per_node, found.idle_gpus) == (3, 8, 0)
+
+
 def test_a_script_whose_nodes_are_alike_or_are_unlike_elsewhere_is_read_or_refused() -> None:
     alike = BY_HAND.replace("8 : 6", "8 : 8")
     assert read_launch_files(Source(name="train.sh", text=alike), Overrides()).idle_gpus == 0

@@ -212,7 +212,8 @@ def test_a_deadline_that_all_miss_is_said_of_the_candidates_that_were_searched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # 130 million candidates of a large model would be written down for it, 7 GB
-    monkeypatch.setattr(candidates, "_NAMED", 0)
+    for limit in ("_FEW", "_NAMED"):
+        monkeypatch.setattr(candidates, limit, 0)
     answer = answered(small(deadline_days=0.01, total_tokens=10**11), anew=True)
     assert (answer.status, answer.space) == ("infeasible", "usual")
     assert answer.infeasible is not None

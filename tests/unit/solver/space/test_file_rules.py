@@ -65,6 +65,17 @@ def test_modules_are_named_in_any_order_and_other_launchers_take_what_one_cannot
     asked("qwen3.5-9b", "llama-factory-accelerate", lengths=PACKED, **SEEN)
 
 
+def test_kernels_of_tpus_and_modules_of_whole_layers_are_in_no_file_of_maxtext() -> None:
+    tpus = {"groups": [{"gpu": "tpu-v5p", "num_nodes": 4, "gpus_per_node": 4}]}
+    whole = {"pin": {"recompute_granularity": "full"}}
+    plain = {"model": {"name": "llama-3.1-8b"}, "launcher": "maxtext"}
+    work = {"global_batch_size": 16, "seq_length": 4096}
+    kernel, modules = option("attention_kernel", "flash2"), option("recompute_modules", "core_attn")
+    parse_problem({**plain, "cluster": tpus, "workload": {**work, **kernel}})
+    dgx = {"name": "dgx-h100", "num_nodes": 1}
+    parse_problem({**plain, "cluster": dgx, "workload": {**work, **modules}, "search": whole})
+
+
 def test_replicas_of_axolotl_take_flash_attention_or_a_cut_loss() -> None:
     able = launcher_capabilities("axolotl")
     for options, sharded in (
