@@ -327,8 +327,7 @@ def remedies_in_order(*groups: Sequence[Remedy], most: int) -> tuple[Remedy, ...
 class Lever(Remedy):
     """A change that the user may decide, and that is better by the objective than the first plan."""
 
-    # share of the first plan's time per token; of its energy with that objective, of its nodes if fewest
-    saves: float
+    saves: float  # share of the first plan's time per token; of its energy, or nodes, where these are asked
     effect: str = ""  # what it changes; behind a colon: numerics or results. Empty: neither
 
 
