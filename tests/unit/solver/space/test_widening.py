@@ -12,6 +12,7 @@ from meshwright.solver.configuration import OFFLOAD
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.search import search
 from meshwright.solver.space.enumerate import enumerate_space
+from meshwright.solver.space.widening import _between
 from tests.builders import a_cluster, a_model, a_moe_model, a_problem
 
 SHAPE = {"num_layers": 6, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 16}
@@ -64,6 +65,23 @@ def test_shards_inside_an_island_stand_beside_shards_over_all_ranks() -> None:
                                        "context_parallel_size": 1, "zero_stage": 1}))  # fmt: skip
     sizes = space.columns.take(space.legal).zero_shard_size
     assert set(np.unique(sizes).tolist()) == {4, 8}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "inside", "sizes"),
+    [
+        (256, 8, [64, 128]),  # 32 islands: 8 in each of 4 sets, 16 in each of 2
+        (128, 2, [16, 32]),  # 64 islands: 8 in each of 8 sets, 16 in each of 4
+        (960, 8, [96, 120]),  # 120 islands: 12 and 15 divide them
+        (64, 8, [64, 64]),  # too few ranks: one set
+        (131, 8, [131, 131]),  # a prime
+    ],
+)
+def test_shards_between_an_island_and_all_are_in_about_as_many_sets_as_a_set_has_islands(
+    ranks: int, inside: int, sizes: list[int]
+) -> None:
+    found = _between(np.array([ranks, 64]), np.array([inside, 8]))
+    assert [values.tolist() for values in found] == [[size, 64] for size in sizes]
 
 
 def test_a_pinned_shard_size_is_found_and_kept() -> None:
