@@ -108,7 +108,7 @@ def test_the_best_step_is_the_least_over_all_numbers_of_nodes_and_never_rises_wi
         assert answer.bound_step_time_s is None or answer.bound_step_time_s <= least_s * ROUNDING
         before_s = own_s
         with patch(
-            "meshwright.solver.search.fewer_gpus.FEW_OUTER", 0
+            "meshwright.solver.search.fewer_gpus.MANY_OUTER", 0
         ):  # GPUs that share the batch come first
             other = search(on_nodes(problem, nodes), profile)
         assert other.status == answer.status
