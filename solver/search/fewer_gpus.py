@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice, takewhile
 from math import gcd, inf
 
@@ -78,6 +79,7 @@ def at_most_all(
         rivals: plans of other searches that are ranked with these.
         likely_s: returns the score of a likely plan on the most GPUs of a problem; ``inf``: none fits.
     """
+    searched = partial(_searched, problem, search=search, watch=watch)
     large = watch.left_s >= _UNHURRIED_S and estimated_outer(problem) * (1 + len(ways)) > MANY_OUTER
     first = _sharing_best(problem, likely_s) if large else None
     if first is None:
@@ -85,9 +87,7 @@ def at_most_all(
         if "sample" in answers[0].notes:  # nothing is proved of all GPUs, and smaller spaces are as large
             return answers[0]
     else:
-        answers, passes = _from_fewer(
-            problem, profile, search, watch, ways=ways, rivals=rivals, first=first
-        )
+        answers, passes = _from_fewer(problem, profile, searched, ways=ways, rivals=rivals, first=first)
     known = _to_beat(problem, answers, rivals)
     numbers, counted, each_s = list[int](), False, least_gpu_s(problem, profile, ways)
     has_rows = bool(answers[0].plans) or answers[0].status == "optimal"  # mere rivals' plans are faster
@@ -108,7 +108,7 @@ def at_most_all(
             break
         wave, numbers = _wave(problem, numbers)
         rivals_of_wave = replace(known, least_s=_least_s(passes))
-        answers.append(_searched(problem, wave, rivals_of_wave, search, usual=usual, watch=watch))
+        answers.append(searched(wave, rivals_of_wave, usual=usual))
         known = _to_beat(problem, answers, rivals)
         numbers = [n for n in numbers if n * known.last_s >= each_s]
     most = numbers[0] if counted and numbers else usable_gpus(problem)
@@ -144,8 +144,7 @@ def _sharing_best(problem: Problem, likely_s: Callable[[Problem], float]) -> int
 def _from_fewer(
     problem: Problem,
     profile: Profile,
-    search: Search,
-    watch: Watch,
+    searched: Callable[..., Answer],
     *,
     ways: Sequence[Problem],
     rivals: Rivals,
@@ -155,22 +154,20 @@ def _from_fewer(
 
     Also a bound on the passes of the usual candidates; None: not known, or all candidates were searched.
     """
-    fewer = _searched(problem, [first], rivals, search, usual=problem.options.usual, watch=watch)
+    fewer = searched([first], rivals, usual=problem.options.usual)
     if problem.options.diverse:  # other meshes, on all GPUs, come before other layouts of these
-        best = {mesh_of(plan.config): plan for plan in reversed(fewer.plans)}
-        fewer = replace(
-            fewer, plans=tuple(plan for plan in fewer.plans if best[mesh_of(plan.config)] is plan)
-        )
+        unlike = {mesh_of(plan.config): plan for plan in reversed(fewer.plans)}
+        fewer = replace(fewer, plans=tuple(sorted(unlike.values(), key=lambda plan: plan.rank)))
     usual, passes = fewer.space == "usual", None
     known = _to_beat(problem, [replace(fewer, plans=()), fewer], rivals)
     if usual and known.last_s < inf:
         passes = least_passes(problem, profile, ways, wide=False)
         known = replace(known, least_s=_least_s(passes))
     numbers = numbers_of_gpus(problem)
-    of_all = _searched(problem, numbers, known, search, usual=usual, watch=watch)
+    of_all = searched(numbers, known, usual=usual)
     too_few = len(_ranked(problem, [of_all, fewer])) < problem.options.top_k
     if of_all.plans and too_few:  # slower ones follow
-        again = _searched(problem, numbers, rivals, search, usual=problem.options.usual, watch=watch)
+        again = searched(numbers, rivals, usual=problem.options.usual)
         of_all = again if again.plans else of_all
     said = fewer_are_used(problem, max(numbers))
     of_all = replace(of_all, warnings=(*of_all.warnings, *said))
@@ -226,18 +223,16 @@ def _wave(problem: Problem, numbers: list[int], share: float = _WAVE) -> tuple[l
 
 
 def _searched(
-    problem: Problem, wave: Sequence[int], known: Rivals, search: Search, *, usual: bool, watch: Watch
+    problem: Problem, wave: Sequence[int], known: Rivals, *, search: Search, usual: bool, watch: Watch
 ) -> Answer:
-    answer = search(_in_time(on_gpus(problem, tuple(wave)), watch, usual=usual), known)
+    """Search some numbers of GPUs in the time that is left; ``usual``: among the usual candidates alone."""
+    options = replace(
+        problem.options, num_gpus=tuple(wave), usual=usual, time_limit_s=max(watch.left_s, _LEAST_S)
+    )
+    answer = search(replace(problem, options=options), known)
     # a wave is chosen: that no more GPUs can be used is not so
     said = {text for num_gpus in wave for text in fewer_are_used(problem, num_gpus)}
     return replace(answer, warnings=tuple(text for text in answer.warnings if text not in said))
-
-
-def _in_time(problem: Problem, watch: Watch, *, usual: bool) -> Problem:
-    """Return the problem in the time that is left; ``usual``: among the usual candidates alone."""
-    left_s = max(watch.left_s, _LEAST_S)
-    return replace(problem, options=replace(problem.options, usual=usual, time_limit_s=left_s))
 
 
 def _best_score_s(problem: Problem, of_all: Answer) -> float:
