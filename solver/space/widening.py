@@ -125,10 +125,15 @@ def _shard_sizes(
         return
     batch = problem.workload.global_batch_size
     whole = sharded & (batch % (columns.data_parallel_size * columns.micro_batch_size) == 0)
-    of_any = (np.full_like(ranks, value) for value in sorted(_divisors_of_any(ranks)))
-    for values in of_any if wide else _between(ranks, inside):
+    for values in _of_any(ranks) if wide else _between(ranks, inside):
         divides = (ranks % values == 0) & (values > 1) & (values < ranks) & (values != inside)
         yield name, values, whole & divides & ~np.isin(values, named)
+
+
+def _of_any(ranks: IntArray) -> Iterator[IntArray]:
+    """Yield every size that divides some number of ranks."""
+    for value in sorted(_divisors_of_any(ranks)):
+        yield np.full_like(ranks, value)
 
 
 def _between(ranks: IntArray, inside: IntArray) -> Iterator[IntArray]:
