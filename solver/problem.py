@@ -60,6 +60,8 @@ class InvalidPlanError(InternalError):
 Objective = Literal[
     "step_time", "tokens_per_s_per_gpu", "gpu_hours_per_token", "energy_per_token", "robust"
 ]
+# Objectives that rate what one GPU does: on as many GPUs a shorter step is as much better.
+PER_GPU: tuple[Objective, ...] = ("tokens_per_s_per_gpu", "gpu_hours_per_token")
 Certify = Literal["none", "cp-sat", "cp-sat-all"]
 
 # What follows from the others; constraints may name it.

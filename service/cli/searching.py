@@ -90,9 +90,8 @@ def run_plan(
         if answer.plans or (answer.infeasible and answer.infeasible.closest):
             say_warnings(keep(document, problem, whole=whole))
         render = render_answer if full else render_offers if in_parts else render_summary
-        _print(
-            form, answer, problem, document, measured, render=render
-        )  # before files, which may be refused
+        # before files, which may be refused
+        _print(form, answer, problem, document, measured, render=render)
         if form == "table" and worth:
             console = screen()
             console.print(measure_line(worth, width=console.width))

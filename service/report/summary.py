@@ -35,7 +35,7 @@ from meshwright.solver.answer import (
 )
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.explain.sentences import listed
-from meshwright.solver.problem import Problem
+from meshwright.solver.problem import PER_GPU, Problem
 
 _MILLION = 1_000_000
 _THOUSANDS = re.compile(r"(?<=\d) (?=\d{3}\b)")
@@ -412,7 +412,7 @@ def warning_words(warning: str) -> str:
 
 
 _MOST_COUNTS = 8  # of a sweep that shows each number of nodes
-_OF_FEW = ("tokens_per_s_per_gpu", "gpu_hours_per_token", "energy_per_token")
+_OF_FEW = (*PER_GPU, "energy_per_token")  # fewer nodes may be better
 
 
 def _counts(answer: Answer, problem: Problem) -> Iterator[str]:

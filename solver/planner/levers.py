@@ -61,6 +61,7 @@ from meshwright.solver.planner.variants import (
 from meshwright.solver.predict import predict_all, profile_of_variant
 from meshwright.solver.problem import (
     CONTEXT_MODE,
+    PER_GPU,
     STANDALONE_STAGES,
     WEIGHT_SHARDS,
     Objective,
@@ -156,6 +157,7 @@ def levers_of(
         if not _saves_time(own):
             return in_order(_without_time_levers(own, profile, answer, seconds=looks / LOOKS_PER_S))
         searches, of_batches = WorkWatch(looks=looks), WorkWatch(looks=looks)
+        find = partial(_proved, own, profile=profile, answer=answer, searches=searches)
         recipes, near = [*_published(own, profile, answer)], list[Change]()
         found += [lever for lever, _ in recipes]
         for change in changes_of(own):
@@ -166,7 +168,7 @@ def levers_of(
                 plans = []  # ``_of_launchers`` tries them below
             elif _is_searched(change) or (change.kind == "batch" and _leaves_idle(own, answer)):
                 work = of_batches if change.kind == "batch" else searches
-                plans = _far(own, change, profile, answer, work)
+                plans = _far(own, change, profile, answer, partial(find, searches=work))
             elif change.kind == _POWER:
                 plans = _within_power(own, change, profile, answer, WorkWatch(looks=4 * looks))
             elif change.kind == STANDALONE_STAGES:
@@ -180,7 +182,6 @@ def levers_of(
         found += _alone(own, profile, answer, seconds=looks / LOOKS_PER_S)
         found += _lighter(own, profile, answer, searches)
         found += _of_launchers(own, profile, answer, looks=2 * looks)
-        find = partial(_proved, own, profile=profile, answer=answer, searches=searches)
         found += _neighbours(own, profile, answer, find)
         found += _relaid(own, answer, recipes, find)
     return in_order(_without_batches(problem, [*found, *_packaged(problem, answer)]))
@@ -192,11 +193,9 @@ def _without_batches(problem: Problem, levers: Iterable[Lever]) -> Iterator[Leve
     return (one for one in levers if not (several and "workload.global_batch_size" in one.settings))
 
 
-def _far(
-    problem: Problem, change: Change, profile: Profile, answer: Answer, searches: WorkWatch
-) -> list[_Best]:
-    """Return the best plan of a change; where a search does not prove it, those nearby."""
-    plans, proved = _proved(problem, change, profile, answer, searches)
+def _far(problem: Problem, change: Change, profile: Profile, answer: Answer, find: _Find) -> list[_Best]:
+    """Return the best plan of a change; where ``find`` does not prove it, those nearby."""
+    plans, proved = find(change)
     return plans if proved else _near(problem, change, profile, answer)
 
 
@@ -227,9 +226,6 @@ def _within(change: Change, seconds: float) -> Change:
     return replace(change, problem=replace(change.problem, options=options))
 
 
-_OF_A_GPU = ("tokens_per_s_per_gpu", "gpu_hours_per_token")  # on as many GPUs a shorter step saves as much
-
-
 def has_levers(problem: Problem, answer: Answer) -> bool:
     """Return whether levers are searched: for plans on at most all GPUs, in a mesh or as stages.
 
@@ -244,7 +240,7 @@ def has_levers(problem: Problem, answer: Answer) -> bool:
         return one_batch and len(problem.cluster.groups) == 1
     by_energy = counts_busy(problem) and one_batch
     by_step = options.objective == "step_time" or (
-        options.objective in _OF_A_GPU and not (options.num_nodes or _leaves_idle(problem, answer))
+        options.objective in PER_GPU and not (options.num_nodes or _leaves_idle(problem, answer))
     )
     if problem.places_stages:
         return options.objective == "step_time" and not options.batch_sizes
@@ -278,7 +274,7 @@ def _under_first(problem: Problem, answer: Answer) -> Problem:
         deadline_days=None, batch_sizes=(),
     )  # fmt: skip
     work = replace(own.workload, global_batch_size=first.config.global_batch_size)
-    if options.objective in _OF_A_GPU:
+    if options.objective in PER_GPU:
         limits = (*options.constraints, f"num_gpus == {first.config.num_gpus}")
         options = replace(options, objective="step_time", constraints=limits)
     return _on_few_numbers(replace(own, workload=work, options=options), answer)
@@ -661,8 +657,7 @@ def _neighbours(problem: Problem, profile: Profile, answer: Answer, find: _Find)
     own = {"workload.global_batch_size": work.global_batch_size, "workload.seq_length": work.seq_length}
 
     def lever_of(change: Change) -> Iterator[Lever]:
-        plans, proved = find(change)
-        plans = plans if proved else _near(problem, change, profile, answer)
+        plans = _far(problem, change, profile, answer, find)
         yield from (_lever(problem, answer, change, one) for one in plans[:1])
 
     def distance(lever: Lever) -> int:
