@@ -314,9 +314,9 @@ def test_a_slow_machine_names_what_a_fast_one_names(monkeypatch: pytest.MonkeyPa
         assert not any("the time limit" in warning for warning in answer.warnings)
         return [(one.change, one.saves) for one in answer.levers]
 
-    fast = named(0.0002)
+    fast = named(0.00005)
     assert {"a global batch of 16", "a global batch of 12"} <= {change for change, _ in fast}
-    assert named(0.001) == fast
+    assert named(0.0005) == fast  # ten times as slow, and still within the limit
 
 
 def test_the_searches_of_changes_share_one_limit_of_work() -> None:
