@@ -21,7 +21,7 @@ from meshwright.solver.planner.launchers import ask_and_compare
 from meshwright.solver.planner.levers import launchers as of_launchers
 from meshwright.solver.planner.levers import numerics
 from meshwright.solver.planner.levers.levers import levers_of
-from meshwright.solver.planner.levers.neighbours import _near_batches, batches, rounder
+from meshwright.solver.planner.levers.neighbours import _near_batches, batches, batchings, rounder
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
 from tests.builders import a_problem
@@ -159,6 +159,21 @@ def test_frozen_weights_of_16_bits_are_named_where_others_take_longer(base: str)
     assert [one.settings for one in found] == [{"workload.base_precision": "bf16"}]
     assert found[0].saves > (0.1 if base == "fp32" else 0.01)
     assert "numerics" in found[0].effect
+
+
+def test_answers_of_pairs_are_not_to_be_packed() -> None:
+    raw: dict[str, Any] = {
+        "model": {"name": "qwen3-0.6b"},
+        "cluster": {"groups": [{"gpu": "l40s", "num_nodes": 1, "gpus_per_node": 1}]},
+        "workload": {
+            "global_batch_size": 64,
+            "seq_length": 1024,
+            "sample": "pair",
+            "lengths": {"percentiles": {"p50": 128, "p100": 1024}, "batching": "padding"},
+        },
+    }
+    asked = [one.settings["workload.lengths.batching"] for one in batchings(parse_problem(raw))]
+    assert asked == ["padding_to_longest"]  # packing is refused (``packing_faults``)
 
 
 def test_a_change_that_gives_a_preferred_launcher_room_is_named() -> None:
