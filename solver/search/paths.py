@@ -47,7 +47,7 @@ _MOST_ROUNDS = 480  # of one row
 _DIVIDED = 60  # paths in the average of a box before it is divided
 _INHERITED = 24  # paths that this average counts for in the parts
 _NEARER = 0.1  # share of the way from the best average to the latest, where the bound is usually higher
-# Where little effort is left, but the least bound rose by this share of the way to its target, more follows.
+# Where little effort is left, but the least bound rose by this share of its way to the target, add more.
 _LITTLE, _RISEN, _FURTHER = 2**25, 0.1, 3 * 2**27
 _TOGETHER = 2**19  # passes that stay in the cache
 _ALONE = 2**19  # passes that are simulated in the time that one call takes whatever it simulates
