@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from meshwright.solver.answer import Answer, Lever, Prediction
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.planner.recipes import WORTH_OF_A_RECIPE
@@ -19,6 +21,7 @@ from meshwright.solver.problem import (
     on_gpus,
     usable_gpus,
 )
+from meshwright.solver.space.request_rules import counts_kept
 from meshwright.solver.splits import divisors
 
 WORTH = 0.01  # of the first plan's time for each token must a change save to be named
@@ -90,8 +93,10 @@ def on_few_numbers(problem: Problem, answer: Answer) -> Problem:
     if not may_use_fewer(own):
         return problem
     counts, batch = gpu_counts(own), problem.workload.global_batch_size
-    replicas = max(size for size in divisors(batch) if size <= counts[0])
-    shared = replicas << (counts[0] // replicas).bit_length() - 1  # with tensor ranks or stages
+    every = np.arange(1, counts[0] + 1)
+    most = int(every[counts_kept(own, every)].max(initial=1))
+    replicas = max(size for size in divisors(batch) if size <= most)
+    shared = replicas << (most // replicas).bit_length() - 1  # with tensor ranks or stages
     may = can_start(problem, shared) and allows_nodes_of(problem, shared)
     numbers = {answer.ranking[0].config.num_gpus, *counts, *([shared] if may else [])}
     return problem if numbers == {*counts} else on_gpus(problem, tuple(numbers))
