@@ -71,8 +71,8 @@ def worth_of(kind: str) -> float:
 def under_first(problem: Problem, answer: Answer) -> Problem:
     """Return the request under the launcher and with the batch of the first plan, asked for one plan alone.
 
-    What saves time of a plan that meets a deadline meets it, too. Instead of by tokens or hours of a GPU it
-    is ranked by its step, on as many GPUs.
+    What saves time of a plan that meets a deadline meets it, too. It is ranked by its step: instead of by a
+    quantile, or on as many GPUs instead of by tokens or hours of a GPU.
     """
     first = answer.ranking[0]
     own = problem.under(first.launchers[0]) if first.launchers else problem
@@ -84,6 +84,8 @@ def under_first(problem: Problem, answer: Answer) -> Problem:
     if options.objective in PER_GPU:
         limits = (*options.constraints, f"num_gpus == {first.config.num_gpus}")
         options = replace(options, objective="step_time", constraints=limits)
+    elif by_quantile(answer):
+        options = replace(options, objective="step_time")
     return on_few_numbers(replace(own, workload=work, options=options), answer)
 
 
@@ -107,6 +109,11 @@ def leaves_idle(problem: Problem, answer: Answer) -> bool:
     return answer.ranking[0].config.num_gpus < usable_gpus(problem)
 
 
+def by_quantile(answer: Answer) -> bool:
+    """Return whether plans are ranked by the 90 % quantile of their step."""
+    return answer.objective is not None and answer.objective.name == "robust"
+
+
 def time_per_token(problem: Problem, config: Configuration, seen: Prediction) -> float:
     """Return the seconds of a step for each of its tokens."""
     return seen.step_time_s / problem.tokens_of(config)
@@ -119,6 +126,7 @@ class Best:
     config: Configuration
     prediction: Prediction
     way: Problem  # the changed request under the plan's switches
+    proved: bool = True  # no layout of the changed request is faster
 
 
 Found = tuple[list[Best], bool]  # the best first, and whether no plan is better
@@ -128,10 +136,15 @@ Find = Callable[[Change], Found]
 
 
 def as_lever(problem: Problem, answer: Answer, change: Change, best: Best) -> Lever:
-    """Return a change with its plan and what that saves of the first plan's time per token."""
+    """Return a change with its plan and what that saves of the first plan's time per token.
+
+    By a quantile other plans than the fastest may save more.
+    """
     first, config, seen = answer.ranking[0], best.config, best.prediction
-    now_s = time_per_token(problem, first.config, first.prediction)
-    then_s = time_per_token(change.problem, config, seen)
+    now_s, then_s = first.prediction.step_time_s, seen.step_time_s
+    if by_quantile(answer):
+        now_s, then_s = first.prediction.step_time_high_s, seen.step_time_high_s
+    saved = 1.0 - (then_s / change.problem.tokens_of(config)) / (now_s / problem.tokens_of(first.config))
     return Lever(
         kind=change.kind,
         change=change.words,
@@ -140,9 +153,10 @@ def as_lever(problem: Problem, answer: Answer, change: Change, best: Best) -> Le
         config=config,
         step_time_s=seen.step_time_s,
         num_gpus=config.num_gpus,
-        gpu_s_per_token=then_s * config.num_gpus,
+        gpu_s_per_token=time_per_token(change.problem, config, seen) * config.num_gpus,
         peak_memory_bytes=seen.peak_memory_bytes,
-        saves=1.0 - then_s / now_s,
+        saves=saved,
+        at_least=not best.proved or by_quantile(answer),
     )
 
 

@@ -135,8 +135,8 @@ def _is_searched(change: Change) -> bool:
 def has_levers(problem: Problem, answer: Answer) -> bool:
     """Return whether levers are searched: for plans on at most all GPUs, in a mesh or as stages.
 
-    They are ranked by step or energy, or by tokens or hours of a GPU where the first plan uses all GPUs; on
-    the fewest nodes, by anything.
+    They are ranked by step, its quantile or energy, by tokens or hours of a GPU where the first plan uses all
+    GPUs, and on the fewest nodes by anything.
     """
     options = problem.options
     if not answer.ranking:
@@ -145,7 +145,7 @@ def has_levers(problem: Problem, answer: Answer) -> bool:
     if options.gpus == "fewest":
         return one_batch and len(problem.cluster.groups) == 1
     by_energy = counts_busy(problem) and one_batch
-    by_step = options.objective == "step_time" or (
+    by_step = options.objective in ("step_time", "robust") or (
         options.objective in PER_GPU and not (options.num_nodes or leaves_idle(problem, answer))
     )
     if problem.places_stages:

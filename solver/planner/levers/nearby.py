@@ -92,7 +92,7 @@ def plans_nearby(
     found = list[list[Best]]()
     for change, some, most_s in zip(changes, leading, limits, strict=True):
         each = ((one.way, one.plan(most_s)) for one in some)
-        plans = [Best(plan.config, plan.prediction, way) for way, plan in each if plan]
+        plans = [Best(plan.config, plan.prediction, way, proved=False) for way, plan in each if plan]
         each = [time_per_token(change.problem, one.config, one.prediction) for one in plans]
         found.append([plans[at] for at in np.argsort(each, kind="stable")])
     return found
@@ -119,7 +119,7 @@ def with_ends_alone(problem: Problem, change: Change, profile: Profile, answer: 
             continue
         rows = priced_space(way, own, columns.take(legal))
         if plan := fastest_of(way, own, rows, within_s=within_s):
-            found.append(Best(plan.config, plan.prediction, way))
+            found.append(Best(plan.config, plan.prediction, way, proved=False))
     return found
 
 
@@ -240,7 +240,7 @@ class _Descent:
         return min((one.step_s for one in self.known.values() if one.fits == fits), default=inf)
 
     def plan(self, most_s: float) -> Plan | None:
-        """Return the fastest plan on the best meshes that fit, in any split, if it steps within ``most_s``."""
+        """Return the fastest plan on the best meshes that fit, in any split, within ``most_s``."""
         near_s, best = (1.0 + _UNCERTAIN) * most_s, self.fastest(fits=True, most=_LAST)
         last = [one for one in best if self.known[one].step_s <= near_s]
         if not last:
