@@ -97,8 +97,10 @@ def on_few_numbers(problem: Problem, answer: Answer) -> Problem:
     counts, batch = gpu_counts(own), problem.workload.global_batch_size
     every = np.arange(1, counts[0] + 1)
     most = int(every[counts_kept(own, every)].max(initial=1))
-    replicas = max(size for size in divisors(batch) if size <= most)
-    shared = replicas << (most // replicas).bit_length() - 1  # with tensor ranks or stages
+    replicas = (size for size in divisors(batch) if size <= most)
+    shared = max(
+        size << (most // size).bit_length() - 1 for size in replicas
+    )  # with tensor ranks or stages
     may = can_start(problem, shared) and allows_nodes_of(problem, shared)
     numbers = {answer.ranking[0].config.num_gpus, *counts, *([shared] if may else [])}
     return problem if numbers == {*counts} else on_gpus(problem, tuple(numbers))

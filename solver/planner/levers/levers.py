@@ -135,8 +135,8 @@ def _is_searched(change: Change) -> bool:
 def has_levers(problem: Problem, answer: Answer) -> bool:
     """Return whether levers are searched: for plans on at most all GPUs, in a mesh or as stages.
 
-    They are ranked by step, its quantile or energy, by tokens or hours of a GPU where the first plan uses all
-    GPUs, and on the fewest nodes by anything.
+    They are ranked by step, its quantile or energy, by tokens or hours of a GPU where the first plan uses
+    all GPUs, and on the fewest nodes by anything.
     """
     options = problem.options
     if not answer.ranking:
