@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from meshwright.solver.problem import (
     on_gpus,
     usable_gpus,
 )
+from meshwright.solver.space.enumerate import fewer_gpus
 from meshwright.solver.space.request_rules import counts_kept
 from meshwright.solver.splits import divisors
 
@@ -90,20 +92,24 @@ def under_first(problem: Problem, answer: Answer) -> Problem:
 
 
 def on_few_numbers(problem: Problem, answer: Answer) -> Problem:
-    """Return a request on as many GPUs as the first plan, on all, or on the most that share the batch."""
+    """Return a request on as many GPUs as the first plan, on all, or on those that share the batch best.
+
+    Instead of on all, on the most within a power budget.
+    """
     own = on_gpus(problem, ())
     if not may_use_fewer(own):
         return problem
     counts, batch = gpu_counts(own), problem.workload.global_batch_size
-    every = np.arange(1, counts[0] + 1)
-    most = int(every[counts_kept(own, every)].max(initial=1))
-    replicas = (size for size in divisors(batch) if size <= most)
-    shared = max(
-        size << (most // size).bit_length() - 1 for size in replicas
-    )  # with tensor ranks or stages
+    if own.options.max_power_kw is not None:
+        every = (*counts, *fewer_gpus(own, 1))
+        kept = (one for one in every if counts_kept(own, np.array([one]))[0])
+        counts = (next(kept, counts[0]),)
+    replicas = [size for size in divisors(batch) if size <= counts[0]]
+    inner = [1 << (counts[0] // size).bit_length() - 1 for size in replicas]  # tensor ranks or stages
+    _, shared = max((one**3 * each**2, one * each) for one, each in zip(replicas, inner, strict=True))
     may = can_start(problem, shared) and allows_nodes_of(problem, shared)
     numbers = {answer.ranking[0].config.num_gpus, *counts, *([shared] if may else [])}
-    return problem if numbers == {*counts} else on_gpus(problem, tuple(numbers))
+    return problem if numbers == {*gpu_counts(own)} else on_gpus(problem, tuple(numbers))
 
 
 def leaves_idle(problem: Problem, answer: Answer) -> bool:
