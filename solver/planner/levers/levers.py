@@ -5,8 +5,8 @@ Its plan is found a few moves away from the answer's own plans and from the rule
 changed request, which takes milliseconds, and laid out in its fastest split. It has passed the independent
 check, and a search of the changed request finds that plan or a better one, so that the gain is a lower
 bound, and called one (``Lever.at_least``). Changes that free memory are searched, since a layout far away
-may then fit. So are batches where the first plan leaves GPUs idle, offload where it recomputes, changes with
-few candidates (``_is_searched``), and some other launchers (``_of_launcher``).
+may then fit. So are batches where the first plan leaves GPUs idle, offload where it recomputes, changes
+with few candidates (``_is_searched``), and some other launchers (``_of_launcher``).
 ``every_lever`` searches each change instead, as ``explain --levers`` does.
 
 Work is counted, in configurations and in looks at the clock, so that an answer is the same on every machine
@@ -69,10 +69,10 @@ def levers_of(
         profile: its costs.
         answer: its plans.
         watch: its time; what is not tried before it ends is left out.
-        looks: looks at the clock of all searches of changes. Batches get as many again, and so does offload,
-            launchers twice as many, those with adapters on other layers as many again, and a power limit
-            four times as many. Where they end a search, what is near counts. A search on unlike nodes or on
-            one of their groups ends after the seconds of so many looks.
+        looks: looks at the clock of all searches of changes. Batches get as many again, offload too, launchers
+            twice as many, those with adapters on other layers as many again, and a power limit four times
+            as many. Where they end a search, what is near counts. A search on unlike nodes or on one of
+            their groups ends after the seconds of so many looks.
     """
     if not has_levers(problem, answer):
         return ()

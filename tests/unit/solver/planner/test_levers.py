@@ -360,19 +360,13 @@ def test_an_answer_of_an_older_release_has_neither(slow: tuple[Problem, Answer])
     assert read == replace(answer, levers=(), reference=None)
 
 
-@pytest.mark.parametrize(
-    "search",
-    [{"gpus": "fewest"}, {"objective": "robust"}],
-)
-def test_one_node_is_the_fewest_and_quantiles_have_no_levers(
-    search: dict[str, object],
-) -> None:
+def test_one_node_is_the_fewest() -> None:
     problem = parse_problem(
         {
             "model": {"name": "llama-3.2-1b"},
             "cluster": {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 2}]},
             "workload": {"global_batch_size": 16, "seq_length": 2048},
-            "search": {"top_k": 1, "certify": "none", **search},
+            "search": {"top_k": 1, "certify": "none", "gpus": "fewest"},
         }
     )
     assert compared(problem).levers == ()
