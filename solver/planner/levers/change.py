@@ -56,11 +56,14 @@ def within_seconds(change: Change, seconds: float) -> Change:
 
 
 def in_order(levers: Iterable[Lever]) -> tuple[Lever, ...]:
-    """Return the levers worth naming, the best first: one for each kind and set of fields."""
-    best = dict[tuple[str, ...], Lever]()
+    """Return the levers worth naming, the best first: one for each kind and set of fields.
+
+    One that changes results hides none that does not.
+    """
+    best = dict[tuple[str | bool, ...], Lever]()
     for one in sorted(levers, key=lambda one: (-one.saves, one.change)):
         if one.saves > worth_of(one.kind):
-            best.setdefault((one.kind, *one.settings), one)
+            best.setdefault((one.kind, one.effect.rpartition(": ")[2] == "results", *one.settings), one)
     return tuple(best.values())
 
 

@@ -69,10 +69,10 @@ def levers_of(
         profile: its costs.
         answer: its plans.
         watch: its time; what is not tried before it ends is left out.
-        looks: looks at the clock of all searches of changes. Batches get as many again, offload too, launchers
-            twice as many, those with adapters on other layers as many again, and a power limit four times
-            as many. Where they end a search, what is near counts. A search on unlike nodes or on one of
-            their groups ends after the seconds of so many looks.
+        looks: looks at the clock of all searches of changes. Batches get as many again, offload too,
+            launchers twice as many, those with adapters on other layers as many again, and a power limit
+            four times as many. Where they end a search, what is near counts. A search on unlike nodes or on
+            one of their groups ends after the seconds of so many looks.
     """
     if not has_levers(problem, answer):
         return ()
