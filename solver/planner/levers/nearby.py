@@ -91,8 +91,8 @@ def plans_nearby(
         )
     found = list[list[Best]]()
     for change, some, most_s in zip(changes, leading, limits, strict=True):
-        each = ((one.way, one.plan(most_s)) for one in some)
-        plans = [Best(plan.config, plan.prediction, way, proved=False) for way, plan in each if plan]
+        seen = ((one.way, one.plan(most_s)) for one in some)
+        plans = [Best(plan.config, plan.prediction, way, proved=False) for way, plan in seen if plan]
         each = [time_per_token(change.problem, one.config, one.prediction) for one in plans]
         found.append([plans[at] for at in np.argsort(each, kind="stable")])
     return found
