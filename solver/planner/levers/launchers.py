@@ -31,6 +31,7 @@ from meshwright.solver.search.gpu_seconds import LeastPasses, least_passes
 from meshwright.solver.space.enumerate import estimated_outer
 from meshwright.solver.space.launcher_choice import launcher_faults, preferred
 
+_TARGETS = "workload.lora_targets"
 _ON_ALL = "all linear layers have adapters: results"
 
 
@@ -40,7 +41,7 @@ def launchers(problem: Problem) -> Iterator[Change]:
         here, there = (_reduced_in(one) for one in (problem, other))
         effect, settings = "", dict[str, Any](launcher=other.launcher, **_targets_of(other))
         if other.workload.lora_targets != problem.under(other.launcher).workload.lora_targets:
-            effect = _ON_ALL
+            effect, settings[_TARGETS] = _ON_ALL, [*ALL_LINEAR]
         elif here != there:
             effect = f"gradients are summed in {there}, not in {here}: numerics"
         yield Change(
@@ -58,7 +59,7 @@ def _targets_of(problem: Problem) -> dict[str, list[str]]:
     if not problem.workload.lora_rank or targets == able.default_targets(problem.model):
         return {}
     on_all = targets == able.targets_of(problem.model, ALL_LINEAR)
-    return {"workload.lora_targets": [*(ALL_LINEAR if on_all else targets)]}
+    return {_TARGETS: [*(ALL_LINEAR if on_all else targets)]}
 
 
 def of_launchers(problem: Problem, profile: Profile, answer: Answer, *, looks: int) -> Iterator[Lever]:
