@@ -26,7 +26,10 @@ from meshwright.service.requests.fields import OPTIONS
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.planner.launchers import ask_and_compare
-from meshwright.solver.planner.levers import _STATES, _of_fewer_bits, changes_of, rounder, worth_of
+from meshwright.solver.planner.levers.change import worth_of
+from meshwright.solver.planner.levers.levers import changes_of
+from meshwright.solver.planner.levers.neighbours import rounder
+from meshwright.solver.planner.levers.numerics import _STATES, of_fewer_bits
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.planner.recipes import fastest_recipe
 from meshwright.solver.problem import Problem
@@ -585,7 +588,7 @@ def test_no_launcher_saves_more_than_the_one_that_is_named(seed: int) -> None:
 def kinds_of(raw: Mapping[str, Any]) -> set[str]:
     """The kinds of changes that are looked for, whatever they would save."""
     problem = parse_problem(raw)
-    return {one.kind for one in (*_of_fewer_bits(problem), *changes_of(problem))}
+    return {one.kind for one in (*of_fewer_bits(problem), *changes_of(problem))}
 
 
 @pytest.mark.parametrize(

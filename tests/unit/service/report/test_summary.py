@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from meshwright.profiles.library import find_model
 from meshwright.service.report.standings import standings_of
 from meshwright.service.report.summary import mail_lines, summary_of, title_words, warning_words
 from meshwright.service.report.terminal import render_summary
@@ -85,6 +86,13 @@ def test_a_rule_of_thumb_that_nothing_divides_for_names_the_batch_and_the_gpus()
     why = "no usual layout divides 512 sequences over 24 GPUs"
     answer = an_answer(reference=replace(RECIPE, config=config, problems=(why,)))
     assert why in " ".join(" ".join(lines_of(answer)).split())
+
+
+def test_a_launcher_that_cannot_express_the_model_is_given_no_command_to_export() -> None:
+    plain = fact(lines_of(an_answer()), "run")
+    other = replace(a_problem(), model=find_model("gemma-3-4b"), launcher="megatron-bridge")
+    assert "meshwright export" in plain
+    assert "meshwright export" not in fact(lines_of(an_answer(), other), "run")
 
 
 def test_only_what_differs_between_plans_has_a_column() -> None:

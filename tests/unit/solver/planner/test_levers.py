@@ -16,9 +16,12 @@ from meshwright.service.requests.parse import parse_problem
 from meshwright.solver import clock as clocks
 from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.clock import Watch, WorkWatch, look
-from meshwright.solver.planner import launchers, levers
+from meshwright.solver.planner import launchers
 from meshwright.solver.planner.launchers import ask_and_compare
-from meshwright.solver.planner.levers import _batches, _near_batches, levers_of, rounder
+from meshwright.solver.planner.levers import launchers as of_launchers
+from meshwright.solver.planner.levers import numerics
+from meshwright.solver.planner.levers.levers import levers_of
+from meshwright.solver.planner.levers.neighbours import _near_batches, batches, rounder
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
 from tests.builders import a_problem
@@ -37,13 +40,13 @@ def fastest(problem: Problem) -> Plan:
 @pytest.fixture
 def no_other_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Try no other launchers: half of the work, and not under test."""
-    monkeypatch.setattr(levers, "_launchers", lambda _: ())
+    monkeypatch.setattr(of_launchers, "launchers", lambda _: ())
 
 
 @pytest.fixture
 def no_smaller_states(monkeypatch: pytest.MonkeyPatch) -> None:
     """Try no gradients and states of fewer bits: a fifth of the work, and not under test."""
-    monkeypatch.setattr(levers, "_of_fewer_bits", lambda _: ())
+    monkeypatch.setattr(numerics, "of_fewer_bits", lambda _: ())
 
 
 @pytest.fixture(scope="module")
@@ -398,9 +401,7 @@ def test_neighbours_are_those_that_more_powers_of_two_divide_the_roundest_first(
 @pytest.mark.parametrize("batch", [*range(1, 70), 97, 512, 514, 521])
 def test_no_batch_is_tried_twice(batch: int) -> None:
     problem = a_problem(batch=batch)
-    sizes = [
-        one.problem.workload.global_batch_size for one in (*_batches(problem), *_near_batches(problem))
-    ]
+    sizes = [one.problem.workload.global_batch_size for one in (*batches(problem), *_near_batches(problem))]
     assert sorted({*sizes, batch}) == sorted([*sizes, batch])
 
 
