@@ -193,7 +193,8 @@ def waves(
     others = fewer_gpus(problem, least) if on_all else _others(problem, least)
     numbers = list(others)
     while numbers:
-        wave, numbers = _wave(problem, numbers, share=0.0, usual=True)  # few have a faster plan: one search costs less
+        # few have a faster plan: one search costs less
+        wave, numbers = _wave(problem, numbers, share=0.0, usual=True)
         yield on_gpus(problem, tuple(wave))
         numbers = [n for n in numbers if n * last_s() >= each_s]
 
