@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from meshwright.solver.answer import Answer, Lever, Prediction
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.planner.recipes import WORTH_OF_A_RECIPE
@@ -19,6 +21,8 @@ from meshwright.solver.problem import (
     on_gpus,
     usable_gpus,
 )
+from meshwright.solver.space.enumerate import fewer_gpus
+from meshwright.solver.space.request_rules import counts_kept
 from meshwright.solver.splits import divisors
 
 WORTH = 0.01  # of the first plan's time for each token must a change save to be named
@@ -52,11 +56,14 @@ def within_seconds(change: Change, seconds: float) -> Change:
 
 
 def in_order(levers: Iterable[Lever]) -> tuple[Lever, ...]:
-    """Return the levers worth naming, the best first: one for each kind and set of fields."""
-    best = dict[tuple[str, ...], Lever]()
+    """Return the levers worth naming, the best first: one for each kind and set of fields.
+
+    One that changes results hides none that does not.
+    """
+    best = dict[tuple[str | bool, ...], Lever]()
     for one in sorted(levers, key=lambda one: (-one.saves, one.change)):
         if one.saves > worth_of(one.kind):
-            best.setdefault((one.kind, *one.settings), one)
+            best.setdefault((one.kind, one.effect.rpartition(": ")[2] == "results", *one.settings), one)
     return tuple(best.values())
 
 
@@ -68,8 +75,8 @@ def worth_of(kind: str) -> float:
 def under_first(problem: Problem, answer: Answer) -> Problem:
     """Return the request under the launcher and with the batch of the first plan, asked for one plan alone.
 
-    What saves time of a plan that meets a deadline meets it, too. Instead of by tokens or hours of a GPU it
-    is ranked by its step, on as many GPUs.
+    What saves time of a plan that meets a deadline meets it, too. It is ranked by its step: instead of by a
+    quantile, or on as many GPUs instead of by tokens or hours of a GPU.
     """
     first = answer.ranking[0]
     own = problem.under(first.launchers[0]) if first.launchers else problem
@@ -81,25 +88,40 @@ def under_first(problem: Problem, answer: Answer) -> Problem:
     if options.objective in PER_GPU:
         limits = (*options.constraints, f"num_gpus == {first.config.num_gpus}")
         options = replace(options, objective="step_time", constraints=limits)
+    elif by_quantile(answer):
+        options = replace(options, objective="step_time")
     return on_few_numbers(replace(own, workload=work, options=options), answer)
 
 
 def on_few_numbers(problem: Problem, answer: Answer) -> Problem:
-    """Return a request on as many GPUs as the first plan, on all, or on the most that share the batch."""
+    """Return a request on as many GPUs as the first plan, on all, or on those that share the batch best.
+
+    Instead of on all, on the most within a power budget.
+    """
     own = on_gpus(problem, ())
     if not may_use_fewer(own):
         return problem
     counts, batch = gpu_counts(own), problem.workload.global_batch_size
-    replicas = max(size for size in divisors(batch) if size <= counts[0])
-    shared = replicas << (counts[0] // replicas).bit_length() - 1  # with tensor ranks or stages
+    if own.options.max_power_kw is not None:
+        every = (*counts, *fewer_gpus(own, 1))
+        kept = (one for one in every if counts_kept(own, np.array([one]))[0])
+        counts = (next(kept, counts[0]),)
+    replicas = [size for size in divisors(batch) if size <= counts[0]]
+    inner = [1 << (counts[0] // size).bit_length() - 1 for size in replicas]  # tensor ranks or stages
+    _, shared = max((one**3 * each**2, one * each) for one, each in zip(replicas, inner, strict=True))
     may = can_start(problem, shared) and allows_nodes_of(problem, shared)
     numbers = {answer.ranking[0].config.num_gpus, *counts, *([shared] if may else [])}
-    return problem if numbers == {*counts} else on_gpus(problem, tuple(numbers))
+    return problem if numbers == {*gpu_counts(own)} else on_gpus(problem, tuple(numbers))
 
 
 def leaves_idle(problem: Problem, answer: Answer) -> bool:
     """Return whether the first plan leaves GPUs idle."""
     return answer.ranking[0].config.num_gpus < usable_gpus(problem)
+
+
+def by_quantile(answer: Answer) -> bool:
+    """Return whether plans are ranked by the 90 % quantile of their step."""
+    return answer.objective is not None and answer.objective.name == "robust"
 
 
 def time_per_token(problem: Problem, config: Configuration, seen: Prediction) -> float:
@@ -114,6 +136,7 @@ class Best:
     config: Configuration
     prediction: Prediction
     way: Problem  # the changed request under the plan's switches
+    proved: bool = True  # no layout of the changed request is faster
 
 
 Found = tuple[list[Best], bool]  # the best first, and whether no plan is better
@@ -123,10 +146,15 @@ Find = Callable[[Change], Found]
 
 
 def as_lever(problem: Problem, answer: Answer, change: Change, best: Best) -> Lever:
-    """Return a change with its plan and what that saves of the first plan's time per token."""
+    """Return a change with its plan and what that saves of the first plan's time per token.
+
+    By a quantile other plans than the fastest may save more.
+    """
     first, config, seen = answer.ranking[0], best.config, best.prediction
-    now_s = time_per_token(problem, first.config, first.prediction)
-    then_s = time_per_token(change.problem, config, seen)
+    now_s, then_s = first.prediction.step_time_s, seen.step_time_s
+    if by_quantile(answer):
+        now_s, then_s = first.prediction.step_time_high_s, seen.step_time_high_s
+    saved = 1.0 - (then_s / change.problem.tokens_of(config)) / (now_s / problem.tokens_of(first.config))
     return Lever(
         kind=change.kind,
         change=change.words,
@@ -135,9 +163,10 @@ def as_lever(problem: Problem, answer: Answer, change: Change, best: Best) -> Le
         config=config,
         step_time_s=seen.step_time_s,
         num_gpus=config.num_gpus,
-        gpu_s_per_token=then_s * config.num_gpus,
+        gpu_s_per_token=time_per_token(change.problem, config, seen) * config.num_gpus,
         peak_memory_bytes=seen.peak_memory_bytes,
-        saves=1.0 - then_s / now_s,
+        saves=saved,
+        at_least=not best.proved or by_quantile(answer),
     )
 
 

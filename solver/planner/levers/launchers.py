@@ -36,15 +36,16 @@ from meshwright.solver.space.enumerate import estimated_outer
 from meshwright.solver.space.launcher_choice import launcher_faults, preferred
 
 _TARGETS = "workload.lora_targets"
+_ON_ALL = "all linear layers have adapters: results"
 
 
 def launchers(problem: Problem) -> Iterator[Change]:
     """Yield the other launchers, with what else their files change."""
     for other in other_launchers(problem):
         here, there = (_reduced_in(one) for one in (problem, other))
-        effect, settings = "", dict[str, Any](launcher=other.launcher)
+        effect, settings = "", dict[str, Any](launcher=other.launcher, **_targets_of(other))
         if other.workload.lora_targets != problem.under(other.launcher).workload.lora_targets:
-            effect, settings[_TARGETS] = "all linear layers have adapters: results", [*ALL_LINEAR]
+            effect, settings[_TARGETS] = _ON_ALL, [*ALL_LINEAR]
         elif here != there:
             effect = f"gradients are summed in {there}, not in {here}: numerics"
         yield Change(
@@ -56,11 +57,20 @@ def launchers(problem: Problem) -> Iterator[Change]:
         )
 
 
+def _targets_of(problem: Problem) -> dict[str, list[str]]:
+    """Return the setting of the layers with adapters; {}: those are what its launcher adapts anyway."""
+    able, targets = launcher_capabilities(problem.launcher), problem.workload.lora_targets
+    if not problem.workload.lora_rank or targets == able.default_targets(problem.model):
+        return {}
+    on_all = targets == able.targets_of(problem.model, ALL_LINEAR)
+    return {_TARGETS: [*(ALL_LINEAR if on_all else targets)]}
+
+
 def of_launchers(problem: Problem, profile: Profile, answer: Answer, *, looks: int) -> Iterator[Lever]:
     """Yield the levers of other launchers; those that change results hide none that does not."""
     launchers = of_each_stack(problem)
     for on_all in (False, True):
-        some = [one for one in launchers if (_TARGETS in one.settings) == on_all]
+        some = [one for one in launchers if (one.effect == _ON_ALL) == on_all]
         yield from _of_launcher(problem, some, profile, answer, WorkWatch(looks=looks))
 
 

@@ -2,11 +2,11 @@
 
 Each comes with other numerics, another script, package or batch, so that no search makes it unasked.
 Its plan is found a few moves away from the answer's own plans and from the rule of thumb, priced under the
-changed request, which takes milliseconds. It has passed the independent check, and a search of the changed
-request finds that plan or a better one, so that the gain is a lower bound. Changes that free or take
-much memory are searched, since a layout far away may then be best. So are batches where the first plan
-leaves GPUs idle, changes with few candidates (``_is_searched``), and some other launchers
-(``_of_launcher``).
+changed request, which takes milliseconds, and laid out in its fastest split. It has passed the independent
+check, and a search of the changed request finds that plan or a better one, so that the gain is a lower
+bound, and called one (``Lever.at_least``). Changes that free or take much memory are searched, since a
+layout far away may then be best. So are batches where the first plan leaves GPUs idle, offload where it
+recomputes, changes with few candidates (``_is_searched``), and some other launchers (``_of_launcher``).
 ``every_lever`` searches each change instead, as ``explain --levers`` does.
 
 Work is counted, in configurations and in looks at the clock, so that an answer is the same on every machine
@@ -44,6 +44,7 @@ from meshwright.solver.planner.levers.numerics import bases, lighter, of_fewer_b
 from meshwright.solver.planner.levers.recipes import packaged, published, relaid
 from meshwright.solver.planner.levers.searched import has_stages, proved_plans, searched_plans
 from meshwright.solver.planner.levers.switches import (
+    OFFLOAD,
     POWER,
     layouts,
     offload,
@@ -68,10 +69,10 @@ def levers_of(
         profile: its costs.
         answer: its plans.
         watch: its time; what is not tried before it ends is left out.
-        looks: looks at the clock of all searches of changes. Batches get as many again, launchers twice as
-            many, those with adapters on other layers as many again, and a power limit four times as many.
-            Where they end a search, what is near counts. A search on unlike nodes or on one of their groups
-            ends after the seconds of so many looks.
+        looks: looks at the clock of all searches of changes. Batches get as many again, offload too,
+            launchers twice as many, those with adapters on other layers as many again, and a power limit
+            four times as many. Where they end a search, what is near counts. A search on unlike nodes or on
+            one of their groups ends after the seconds of so many looks.
     """
     if not has_levers(problem, answer):
         return ()
@@ -79,7 +80,8 @@ def levers_of(
     with watch.cut():
         if not _saves_time(own):
             return in_order(_without_time_levers(own, profile, answer, seconds=looks / LOOKS_PER_S))
-        searches, of_batches = WorkWatch(looks=looks), WorkWatch(looks=looks)
+        searches = WorkWatch(looks=looks)
+        alone = {kind: WorkWatch(looks=looks) for kind in ("batch", OFFLOAD)}
         find = partial(proved_plans, own, profile=profile, answer=answer, searches=searches)
         recipes, near = [*published(own, profile, answer)], list[Change]()
         found += [lever for lever, _ in recipes]
@@ -89,8 +91,8 @@ def levers_of(
                 plans, _ = searched_plans(own, within_seconds(change, looks / LOOKS_PER_S), profile, answer)
             elif change.kind == "launcher":
                 plans = []  # ``of_launchers`` tries them below
-            elif _is_searched(change) or (change.kind == "batch" and leaves_idle(own, answer)):
-                work = of_batches if change.kind == "batch" else searches
+            elif _is_searched(own, change, answer):
+                work = alone.get(change.kind, searches)
                 plans = proved_or_near(own, change, profile, answer, partial(find, searches=work))
             elif change.kind == POWER:
                 plans = within_power(own, change, profile, answer, WorkWatch(looks=4 * looks))
@@ -119,26 +121,31 @@ def _without_batches(problem: Problem, levers: Iterable[Lever]) -> Iterator[Leve
 
 _FEW = 3000  # candidates without stages: searching so few takes about as long as trying those nearby
 _FEW_WITH_STAGES = 1000  # candidates with stages: a search in 8 bits takes about 0.1 s
+_FEW_OFFLOADED = 2000  # candidates with stages: a search of all that offload may free takes up to 0.5 s
 
 
-def _is_searched(change: Change) -> bool:
+def _is_searched(problem: Problem, change: Change, answer: Answer) -> bool:
     """Return whether a change is searched: it moves much memory, or there are few candidates.
 
-    With stages only other precisions are searched: faster products favour other layouts.
+    So are batches where the first plan leaves GPUs idle. With stages only other precisions are searched,
+    since faster products favour other layouts, and offload where the first plan recomputes.
     """
     asked = change.problem
-    if change.moves_memory:
+    if change.moves_memory or (change.kind == "batch" and leaves_idle(problem, answer)):
         return True
-    if has_stages(asked):
-        return change.kind == "precision" and estimated_outer(asked) <= _FEW_WITH_STAGES
-    return estimated_outer(asked) <= _FEW
+    if not has_stages(asked):
+        return estimated_outer(asked) <= _FEW
+    if change.kind == OFFLOAD:
+        recomputes = answer.ranking[0].config.recompute_granularity != "none"
+        return recomputes and estimated_outer(asked) <= _FEW_OFFLOADED
+    return change.kind == "precision" and estimated_outer(asked) <= _FEW_WITH_STAGES
 
 
 def has_levers(problem: Problem, answer: Answer) -> bool:
     """Return whether levers are searched: for plans on at most all GPUs, in a mesh or as stages.
 
-    They are ranked by step or energy, or by tokens or hours of a GPU where the first plan uses all GPUs; on
-    the fewest nodes, by anything.
+    They are ranked by step, its quantile or energy, by tokens or hours of a GPU where the first plan uses
+    all GPUs, and on the fewest nodes by anything.
     """
     options = problem.options
     if not answer.ranking:
@@ -147,7 +154,7 @@ def has_levers(problem: Problem, answer: Answer) -> bool:
     if options.gpus == "fewest":
         return one_batch and len(problem.cluster.groups) == 1
     by_energy = counts_busy(problem) and one_batch
-    by_step = options.objective == "step_time" or (
+    by_step = options.objective in ("step_time", "robust") or (
         options.objective in PER_GPU and not (options.num_nodes or leaves_idle(problem, answer))
     )
     if problem.places_stages:

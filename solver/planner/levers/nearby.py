@@ -11,17 +11,16 @@ import numpy as np
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import framework_facts, with_options_if_legal
 from meshwright.profiles.profile import Profile, framework_of
-from meshwright.solver.answer import Answer
-from meshwright.solver.check import violations_of_all
+from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import HIERARCHICAL, Columns, Configuration
-from meshwright.solver.cost.evaluation import ROUNDED_BYTES, evaluate
+from meshwright.solver.cost.evaluation import ROUNDED_BYTES
 from meshwright.solver.cost.memory import memory_budget_bytes
 from meshwright.solver.cost.pipelines import closed_forms
 from meshwright.solver.explain.alternatives import moves_of, settle
 from meshwright.solver.explain.reference import switches_of, usual_meshes
 from meshwright.solver.planner.levers.change import Best, Change, Find, time_per_token, worth_s
-from meshwright.solver.predict import predict_all, profile_of_variant
+from meshwright.solver.predict import profile_of_variant
 from meshwright.solver.problem import CONTEXT_MODE, Problem, usable_gpus, with_changes
 from meshwright.solver.search.answers import fastest_of
 from meshwright.solver.search.priced_space import priced_space
@@ -92,7 +91,8 @@ def plans_nearby(
         )
     found = list[list[Best]]()
     for change, some, most_s in zip(changes, leading, limits, strict=True):
-        plans = [plan for one in some for plan in one.plans(most_s)]
+        seen = ((one.way, one.plan(most_s)) for one in some)
+        plans = [Best(plan.config, plan.prediction, way, proved=False) for way, plan in seen if plan]
         each = [time_per_token(change.problem, one.config, one.prediction) for one in plans]
         found.append([plans[at] for at in np.argsort(each, kind="stable")])
     return found
@@ -119,7 +119,7 @@ def with_ends_alone(problem: Problem, change: Change, profile: Profile, answer: 
             continue
         rows = priced_space(way, own, columns.take(legal))
         if plan := fastest_of(way, own, rows, within_s=within_s):
-            found.append(Best(plan.config, plan.prediction, way))
+            found.append(Best(plan.config, plan.prediction, way, proved=False))
     return found
 
 
@@ -239,17 +239,14 @@ class _Descent:
         """Return the step of the fastest configuration that was seen; inf: none."""
         return min((one.step_s for one in self.known.values() if one.fits == fits), default=inf)
 
-    def plans(self, most_s: float) -> Iterator[Best]:
-        """Yield legal plans that fit and step within ``most_s``."""
+    def plan(self, most_s: float) -> Plan | None:
+        """Return the fastest plan on the best meshes that fit, in any split, within ``most_s``."""
         near_s, best = (1.0 + _UNCERTAIN) * most_s, self.fastest(fits=True, most=_LAST)
         last = [one for one in best if self.known[one].step_s <= near_s]
-        found = evaluate(self.way, self.profile, last, with_spread=True) if last else []
-        last = [one.config for one in found if one.step_s() <= most_s]
-        faults = violations_of_all(self.way, self.profile, last) if last else []
-        right = [one for one, broken in zip(last, faults, strict=True) if not broken]
-        seen = predict_all(self.way, self.profile, right) if right else []
-        for config, prediction in zip(right, seen, strict=True):
-            yield Best(config, prediction, self.way)
+        if not last:
+            return None
+        rows = priced_space(self.way, self.profile, Columns.of(last))
+        return fastest_of(self.way, self.profile, rows, within_s=most_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,8 @@ def saving_nodes(problem: Problem, answer: Answer) -> Iterator[Lever]:
             need = first_that_fits([alone_on(change.problem, count) for count in fewer])
             if need is not None and need.fits:
                 lever = as_lever(problem, answer, change, Best(need.config, need.prediction, need.problem))
-                yield replace(lever, saves=1.0 - need.problem.cluster.num_nodes / nodes)
+                saved = 1.0 - need.problem.cluster.num_nodes / nodes
+                yield replace(lever, saves=saved, at_least=False)
 
     for alike in (of_fewer_bits(problem), bases(problem), offload(problem), of_each_stack(problem)):
         found = [*levers(alike)]

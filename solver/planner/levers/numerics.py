@@ -22,8 +22,8 @@ from meshwright.solver.planner.recipes import STATES
 from meshwright.solver.planner.variants import Variant
 from meshwright.solver.predict import predict_all, profile_of_variant
 from meshwright.solver.problem import Problem, Workload, left_closed, searched_switches, with_changes
-from meshwright.solver.space.enumerate import same_rows
 from meshwright.solver.space.launcher_rules import with_recipe
+from meshwright.solver.space.rules import rules_of
 
 _STATES = {  # the last two keep no FP32 master weights
     **STATES,
@@ -135,29 +135,31 @@ def lighter(problem: Problem, profile: Profile, answer: Answer, searches: WorkWa
     """Yield the gradients and Adam states of fewer bits that save enough.
 
     They leave more room and take no longer, so that one search of all of them together refutes each whose
-    rows are legal with all: Megatron-LM keeps Adam's moments in 16 bits under ZeRO stage 1 alone. A change
-    under which the best plan of all together still fits and takes as long is named with that plan: only
-    rows that are illegal with all could be faster. They are named together where that saves more than the
-    better one alone by ``WORTH``.
+    rows are legal with all: Megatron-LM keeps Adam's moments in 16 bits under ZeRO stage 1 alone. Where the
+    best plan of all together still fits under a change and takes as long, only rows that are illegal with
+    all are searched. Changes are named together where that saves more than the better one alone by
+    ``WORTH``.
     """
     changes = list(of_fewer_bits(problem))
     if not changes:
         return
     lightest, saved, idle = changes[-1], 0.0, leaves_idle(problem, answer)
-    rows = same_rows(lightest.problem)
     plans, proved = proved_plans(problem, lightest, profile, answer, searches)
     refuted = proved and not plans
     if not proved:
         plans = plans_near(problem, lightest, profile, answer)
     for change in changes[:-1]:
         look()
-        if refuted and same_rows(change.problem) == rows:
+        more = _legal_under(change, lightest)
+        if refuted and not more:
             continue
         near = _under_fewer_bits(change, lightest, plans[0], profile) if proved and plans else []
         limit_s = min([worth_s(problem, change, answer), *(one.prediction.step_time_s for one in near)])
         alike_s = (1.0 + _ALIKE) * plans[0].prediction.step_time_s if plans else 0.0
-        if not near or near[0].prediction.step_time_s > min(limit_s, alike_s):
-            groups = _around(problem, change, profile, answer, plans=plans[:1])
+        as_long = bool(near) and near[0].prediction.step_time_s <= min(limit_s, alike_s)
+        if more or not as_long:
+            limits = more if as_long else ()
+            groups = _around(problem, change, profile, answer, plans=plans[:1], limits=limits)
             found, known = first_proved(groups, (1.0 + _ROUNDING) * limit_s, searches, with_fewer=idle)
             near = found or near if known else plans_near(problem, change, profile, answer)
         for best in near[:1]:
@@ -172,6 +174,16 @@ def lighter(problem: Problem, profile: Profile, answer: Answer, searches: WorkWa
 
 _ALIKE = 1e-3  # of a step: as long as
 _ROUNDING = 1e-6  # of a step: what is as long counts as within
+
+
+def _legal_under(change: Change, lightest: Change) -> tuple[str, ...]:
+    """Return the limit to rows that the lightest change alone forbids; (): it forbids none."""
+    own = {(rule.name, rule.reason) for rule in rules_of(change.problem)}
+    forbidding = [one for one in rules_of(lightest.problem) if (one.name, one.reason) not in own]
+    if not forbidding:
+        return ()
+    allowed = " and ".join(f"({form})" for rule in forbidding for form in rule.form)
+    return (f"not ({allowed})",)
 
 
 def _under_fewer_bits(change: Change, lightest: Change, best: Best, profile: Profile) -> list[Best]:
@@ -195,8 +207,9 @@ _SIZES = (
 
 
 def _around(
-    problem: Problem, change: Change, profile: Profile, answer: Answer, *, plans: Sequence[Best]
-) -> list[list[Variant]]:
+    problem: Problem, change: Change, profile: Profile, answer: Answer, *, plans: Sequence[Best],
+    limits: Sequence[str],
+) -> list[list[Variant]]:  # fmt: skip
     """Return what to search for plans with sizes near those of the first plan and of ``plans``.
 
     They are at most twice and at least half as large. The switches are those of these plans. Recomputation
@@ -213,7 +226,7 @@ def _around(
     for name in _SIZES:
         sizes = [getattr(one, name) for one in configs]
         box += (f"{min(sizes)} <= 2 * {name}", f"{name} <= {2 * max(sizes)}")
-    options = replace(options, constraints=(*options.constraints, *box), usual=True)
+    options = replace(options, constraints=(*options.constraints, *box, *limits), usual=True)
     boxed = replace(change, problem=replace(change.problem, options=options))
     known, groups = [chosen(one) for one in ways], groups_of(boxed, profile)
     of_known = ([one for one in some if chosen(one.problem.workload) in known] for some in groups)

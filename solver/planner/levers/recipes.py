@@ -31,7 +31,8 @@ def published(problem: Problem, profile: Profile, answer: Answer) -> Iterator[tu
             problem=one.asked(problem),
             settings=one.settings,
         )
-        lever = as_lever(problem, answer, change, Best(one.config, one.prediction, one.problem))
+        best = Best(one.config, one.prediction, one.problem, proved=False)
+        lever = as_lever(problem, answer, change, best)
         if lever.saves > WORTH_OF_A_RECIPE:
             yield lever, change
 
@@ -57,4 +58,5 @@ def packaged(problem: Problem, answer: Answer) -> Iterator[Lever]:
                 problem=problem,
                 settings={"search.allow": [EVERY_SWITCH]},
             )
-            yield as_lever(problem, answer, change, Best(plan.config, plan.prediction, problem))
+            best = Best(plan.config, plan.prediction, problem, proved=answer.is_optimal)
+            yield as_lever(problem, answer, change, best)

@@ -104,7 +104,7 @@ def fastest_within(
             by, best = found_by(group), found.plans[0]
             limit_s = score_of(by(best), best)
             plans = [Best(one.config, one.prediction, by(one).problem) for one in found.plans]
-    return plans, proved
+    return [replace(one, proved=proved) for one in plans], proved
 
 
 def _among_usual(variants: Sequence[Variant]) -> list[Variant]:

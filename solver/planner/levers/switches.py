@@ -120,17 +120,20 @@ def _score_s(problem: Problem, profile: Profile, plan: Plan | Best) -> float:
     return scores_s(problem, profile_of_variant(problem, profile), priced)[0]
 
 
+OFFLOAD = "offload"
+
+
 def offload(problem: Problem) -> Iterator[Change]:
     """Yield offload to the host, unless a request settles it."""
     able, options = launcher_capabilities(problem.launcher), problem.options
-    if "offload" in options.allow or "offload" in limited_by(problem) or len(able.offload) == 1:
+    if OFFLOAD in options.allow or OFFLOAD in limited_by(problem) or len(able.offload) == 1:
         return
     yield Change(
-        kind="offload",
+        kind=OFFLOAD,
         words="CPU offload",
         effect="",
-        problem=allowing(problem, "offload"),
-        settings={"search.allow": ["offload"]},
+        problem=allowing(problem, OFFLOAD),
+        settings={"search.allow": [OFFLOAD]},
     )
 
 

@@ -222,6 +222,18 @@ def test_changes_that_save_little_share_a_line() -> None:
     assert alone.option == "--allow gradient_dtype"
 
 
+def test_fewer_nodes_come_with_their_step_where_that_is_longer() -> None:
+    def offered(step_time_s: float) -> str:
+        answer = an_answer(
+            a_plan(), notes={"gpus": "fewest"}, levers=(replace(BF16, step_time_s=step_time_s),)
+        )
+        (offer,) = summary_of(answer, a_problem()).offers
+        return offer.words
+
+    assert offered(40.0).endswith("would save 6 % of the nodes with a step of up to 40.0 s (numerics)")
+    assert offered(30.0).endswith("would save 6 % of the nodes (numerics)")
+
+
 def test_what_a_change_saves_is_called_energy_where_that_ranks() -> None:
     limit = replace(
         BF16, change="a power limit", kind="power_limit_w", effect="steps take longer",

@@ -396,19 +396,30 @@ def test_an_answer_of_an_older_release_has_neither(slow: tuple[Problem, Answer])
     assert read == replace(answer, levers=(), reference=None)
 
 
-@pytest.mark.parametrize(
-    "search",
-    [{"gpus": "fewest"}, {"objective": "robust"}],
-)
-def test_one_node_is_the_fewest_and_quantiles_have_no_levers(
-    search: dict[str, object],
-) -> None:
+@pytest.mark.usefixtures("no_other_launchers", "no_smaller_states")
+def test_changes_of_robust_plans_save_of_the_quantile() -> None:
+    body: dict[str, Any] = {
+        "model": {"name": "llama-3.2-1b"},
+        "cluster": {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 2}]},
+        "workload": {"global_batch_size": 16, "seq_length": 2048},
+        "launcher": "megatron-lm",
+        "search": {"top_k": 1, "certify": "none", "objective": "robust"},
+    }
+    answer = compared(parse_problem(body))
+    (lever,) = (one for one in answer.levers if one.kind == "precision")
+    asked = fastest(parse_problem({**body, "search": {**body["search"], "allow": ["fp8"]}}))
+    first_s = answer.ranking[0].prediction.step_time_high_s
+    assert lever.at_least
+    assert 0.1 < lever.saves <= 1.0 - asked.prediction.step_time_high_s / first_s + 1e-9
+
+
+def test_one_node_is_the_fewest() -> None:
     problem = parse_problem(
         {
             "model": {"name": "llama-3.2-1b"},
             "cluster": {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 2}]},
             "workload": {"global_batch_size": 16, "seq_length": 2048},
-            "search": {"top_k": 1, "certify": "none", **search},
+            "search": {"top_k": 1, "certify": "none", "gpus": "fewest"},
         }
     )
     assert compared(problem).levers == ()
