@@ -26,7 +26,8 @@ from meshwright.profiles.switches import EVERY_SWITCH
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Answer
 from meshwright.solver.planner.launchers import ask_and_compare
-from meshwright.solver.planner.levers import rounder, worth_of
+from meshwright.solver.planner.levers.change import worth_of
+from meshwright.solver.planner.levers.neighbours import rounder
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.planner.recipes import fastest_recipe
 from meshwright.solver.problem import Problem, SearchOptions

@@ -329,6 +329,7 @@ class Lever(Remedy):
 
     saves: float  # share of the first plan's time per token; of its energy, or nodes, where these are asked
     effect: str = ""  # what it changes; behind a colon: numerics or results. Empty: neither
+    at_least: bool = False  # only layouts nearby were tried: it may save more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -816,6 +816,7 @@ def _recomputed(configuration: Configuration) -> int:
 _SEED = 20
 
 
+@cache
 def hash_factors(count: int) -> IntArray:
     """Return odd factors of a random linear hash; the same ones in every process."""
     draw = Random(_SEED)  # noqa: S311 - no secret; NumPy's generators take 8 ms to import

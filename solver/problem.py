@@ -7,8 +7,8 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
-from typing import Literal
+from functools import cached_property, wraps
+from typing import Literal, TypeVar, TypeVarTuple
 
 import numpy as np
 
@@ -527,6 +527,27 @@ def can_start(problem: Problem, num_gpus: int) -> bool:
     alike = all(group.gpus_per_node == per_node for group in problem.cluster.groups)
     whole = num_gpus % per_node == 0 or launcher_capabilities(problem.launcher).short_last_node
     return num_gpus <= per_node or (alike and whole)
+
+
+_KEPT = 256  # results of each function
+Args = TypeVarTuple("Args")
+Found = TypeVar("Found")
+
+
+def remembered(find: Callable[[Problem, *Args], Found]) -> Callable[[Problem, *Args], Found]:
+    """Keep what a function finds of the last problems, which are told apart by identity, not by value."""
+    known = dict[tuple[object, ...], tuple[Problem, Found]]()
+
+    @wraps(find)
+    def found(problem: Problem, *args: *Args) -> Found:
+        key = (id(problem), *args)  # it is kept, so that no other gets its number
+        if (before := known.get(key)) is None:
+            if len(known) >= _KEPT:
+                known.clear()
+            before = known[key] = problem, find(problem, *args)
+        return before[1]
+
+    return found
 
 
 def usable_gpus(problem: Problem) -> int:

@@ -382,6 +382,7 @@ class Lever:
     settings: Mapping[str, Any] = field(default_factory=dict)  # by paths in the request; lists add to it
     saves: float  # share of the first plan's time per token; of its energy, or nodes, where these are asked
     effect: str = ""  # what it changes; behind a colon: numerics or results. Empty: neither
+    at_least: bool = False  # only layouts nearby were tried: it may save more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

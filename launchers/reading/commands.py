@@ -176,7 +176,7 @@ def _read(text: str, variables: _Texts, environment: _Texts, other: Include) -> 
 
 
 _NODE_RANKS = ("NODE_RANK", "MACHINE_RANK", "GROUP_RANK", "SLURM_NODEID", "SLURM_PROCID")
-_TESTS_RANK = re.compile(rf"(?:\(\(|\[|\btest\b|\bcase\b)[^\n]*(?:{'|'.join(_NODE_RANKS)})\b")
+_NAMES_RANK = re.compile(rf"\b(?:{'|'.join(_NODE_RANKS)})\b")
 
 
 def _parsed(text: str, variables: _Texts, environment: _Texts, other: Include) -> Script | str:
@@ -195,8 +195,8 @@ def _parsed(text: str, variables: _Texts, environment: _Texts, other: Include) -
 
 
 def _last_ranks(text: str, script: Script) -> Sequence[int]:
-    """Return the ranks of the last two nodes, if a script that we have not exported tests a node's rank."""
-    if not _TESTS_RANK.search(text) or MARK.search(text):
+    """Return the ranks of the last two nodes, if a script that we have not exported names a node's rank."""
+    if not _NAMES_RANK.search(text) or MARK.search(text):
         return ()
     nodes = _world_of(text, script, None, script.commands).num_nodes or 1
     return range(nodes - 2, nodes) if nodes > 1 else ()

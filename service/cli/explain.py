@@ -195,7 +195,7 @@ def _explain_levers(
     request: Request, plan_id: str | None, calibration: list[Path] | None, *, as_json: bool
 ) -> None:
     """Print every change that trains faster than the first plan, each searched."""
-    from meshwright.solver.planner.levers import every_lever, has_levers  # noqa: PLC0415 - asked for by few
+    from meshwright.solver.planner.levers.levers import every_lever, has_levers  # noqa: PLC0415 - asked for by few
 
     with cancellable() as should_stop:
         is_stated = bool(request or calibration)

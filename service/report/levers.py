@@ -8,16 +8,19 @@ from rich.console import Group
 from rich.text import Text
 
 from meshwright.service.report import formatting
-from meshwright.service.report.sentences import remedy_words
+from meshwright.service.report.sentences import remedy_words, saved_words
 from meshwright.solver.answer import OBJECTIVE_NAMES, Lever, Plan
 
 
-def lever_words(lever: Lever, saved: str) -> tuple[str, str, str]:
-    """Return ``Bf16 gradients (--allow gradient_dtype)``, its gain with its plan, and what it changes."""
+def lever_words(lever: Lever, saved: str, *, longest: bool = False) -> tuple[str, str, str]:
+    """Return ``Bf16 gradients (--allow gradient_dtype)``, its gain with its plan, and what it changes.
+
+    ``longest``: a search may find a shorter step than the plan's.
+    """
     change, plan = remedy_words(lever)
     return (
         change,
-        f"saves {100 * lever.saves:.0f} % of the {saved}: {plan}",
+        f"saves {saved_words(lever)} of the {saved}: {'up to ' if longest else ''}{plan}",
         lever.effect.removesuffix(": "),
     )
 
@@ -46,14 +49,18 @@ def render_levers(
     if not sought:
         return Group(formatting.wrapped(_UNSOUGHT, width))
     other = "nodes" if fewest else OBJECTIVE_NAMES[objective] if objective == "energy_per_token" else ""
-    saved = other or "time per token"
-    step = f"step of {formatting.seconds(first.prediction.step_time_s)}"
-    of_first = other or step
+    saved = other or f"{'90th-percentile ' * (objective == 'robust')}time per token"
+    seen, robust = first.prediction, objective == "robust"
+    kind, step_s = ("90th-percentile step", seen.step_time_high_s) if robust else ("step", seen.step_time_s)
+    step = f"{kind} of {formatting.seconds(step_s)}"
+    of_first = (
+        f"nodes, on which a step takes {formatting.seconds(seen.step_time_s)}" if fewest else other or step
+    )
     head = f"Changes that you may decide and that save more than 1 % of the first plan's {of_first}:"
     none = f"No change that you may decide saves more than 1 % of the first plan's {of_first}."
     lines = [formatting.wrapped(head if levers else none, width)]
     for lever in levers:
-        change, gain, effect = map(formatting.with_ties, lever_words(lever, saved))
+        change, gain, effect = map(formatting.with_ties, lever_words(lever, saved, longest=fewest))
         lines.append(Text(""))
         lines.append(formatting.wrapped(change, width, indent=2))
         lines.append(formatting.wrapped(gain, width, indent=4))

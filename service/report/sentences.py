@@ -14,7 +14,7 @@ from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.figures import percent, seconds_like, tied
 from meshwright.profiles.switches import EVERY_SWITCH, NO_SWITCH, switches
 from meshwright.service.report import formatting
-from meshwright.solver.answer import Answer, Loss, Odds, Plan, Remedy, Why, accepts_risk
+from meshwright.solver.answer import Answer, Lever, Loss, Odds, Plan, Remedy, Why, accepts_risk
 from meshwright.solver.configuration import VARIABLES
 from meshwright.solver.explain.sentences import limit_sentence, limit_words, time_sentence
 from meshwright.solver.problem import Problem, searched_switches
@@ -191,6 +191,11 @@ def remedy_words(remedy: Remedy) -> tuple[str, str]:
     gpus = f"{remedy.num_gpus} GPU{'s' * (remedy.num_gpus != 1)}"
     change = formatting.sentence_case(remedy.change)
     return f"{change} ({options})" if options else change, f"{step} on {gpus}, {words}, {peak} GiB"
+
+
+def saved_words(lever: Lever) -> str:
+    """Return ``12 %``, or ``at least 12 %`` where only layouts nearby were tried."""
+    return f"{'at least ' if lever.at_least else ''}{percent(lever.saves)}"
 
 
 # Options that are not called as their fields; a test holds them against those of the command line.

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 
 from meshwright.launchers.table import launchers
 from meshwright.profiles.cluster import ClusterSpec
@@ -20,7 +21,7 @@ from meshwright.service.report import formatting as figures
 from meshwright.service.report.beyond import baseline_words, run_words
 from meshwright.service.report.question import adapters_word, clean, samples_words, trained_part
 from meshwright.service.report.ranking import changes_of, equal_to_first, switch_words
-from meshwright.service.report.sentences import HOPELESS, option_words
+from meshwright.service.report.sentences import HOPELESS, option_words, saved_words
 from meshwright.solver.answer import (
     OBJECTIVE_NAMES,
     Answer,
@@ -376,19 +377,24 @@ def _offers(answer: Answer) -> Iterator[Offer]:
     shown = [one for one in answer.levers if one in large[:_LEVERS] or one.kind in ("neighbour", "recipe")]
     energy = answer.objective is not None and answer.objective.name == "energy_per_token"
     fewest = answer.notes.get("gpus") == "fewest"
-    offer = partial(_offer, saved=" of the nodes" if fewest else " of the energy" if energy else "")
+    step_s = answer.ranking[0].prediction.step_time_s if answer.ranking and fewest else inf
+    saved = " of the nodes" if fewest else " of the energy" if energy else ""
+    offer = partial(_offer, saved=saved, step_s=step_s)
     others = [one for one in answer.levers if one not in shown]
     yield from map(offer, shown)
     if len(others) > 1:
-        named = listed([f"{_launcher_named(one.change)} {percent(one.saves)}" for one in others])
+        named = listed([f"{_launcher_named(one.change)} {saved_words(one)}" for one in others])
         yield Offer(words=f"{named} less", option=EVERY_LEVER)
     else:
         yield from map(offer, others)
 
 
-def _offer(lever: Lever, saved: str) -> Offer:
+def _offer(lever: Lever, *, saved: str, step_s: float) -> Offer:
+    """Return a lever in words, with its step where that is longer than ``step_s``."""
     kind = lever.effect.rpartition(": ")[2]  # numerics or results; explain --levers has the rest
-    gain = f"would save {percent(lever.saves)}{saved}{f' ({kind})' if kind else ''}"
+    slower = lever.step_time_s > step_s
+    longer = f" with a step of up to {figures.seconds(lever.step_time_s)}" if slower else ""
+    gain = f"would save {saved_words(lever)}{saved}{longer}{f' ({kind})' if kind else ''}"
     return Offer(
         words=f"{_launcher_named(lever.change)} {gain}",
         option=option_words(lever.settings),

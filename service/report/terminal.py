@@ -48,6 +48,7 @@ from meshwright.solver.answer import (
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.explain.sentences import loading_warnings
 from meshwright.solver.problem import Problem, can_start
+from meshwright.solver.space.launcher_rules import unwritten
 
 if TYPE_CHECKING:
     from meshwright.solver.calibration.measured import TimedPrediction
@@ -367,9 +368,10 @@ def profile_words(answer: Answer, problem: Problem) -> str:
 
 
 def _has_files(answer: Answer, problem: Problem) -> bool:
-    """Return whether the launcher has files, and starts as many ranks as the first plan has."""
-    first = answer.plans[:1]
-    return problem.launcher != "none" and all(can_start(problem, plan.config.num_gpus) for plan in first)
+    """Return whether the launcher has files, writes the model's, and starts the first plan's ranks."""
+    if problem.launcher == "none" or unwritten(problem):
+        return False
+    return all(can_start(problem, plan.config.num_gpus) for plan in answer.plans[:1])
 
 
 def _next(answer: Answer, problem: Problem) -> str:

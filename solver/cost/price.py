@@ -367,7 +367,7 @@ def _end_price(
     causes["rest"] = passes.forward + passes.backward - busy.forward - busy.backward
     passes = total(passes, gathers, *(layer.passes for layer in layers))
     for layer in layers:
-        causes = {name: value + layer.causes[name] for name, value in causes.items()}
+        causes |= {name: causes[name] + value for name, value in layer.causes.items()}
     if ctx.layers is not None:
         causes = shared_out(causes, passes.forward + passes.backward)
     return PartPrice(passes=passes, replay=zero, causes=causes)
@@ -552,7 +552,6 @@ def _tower_prices(ctx: Context) -> list[PartPrice]:
     tower = ctx.model.tower
     if tower is None or not images_of(ctx).rows:
         return []
-    none = dict.fromkeys(_causes(ctx), np.zeros_like(ctx.t))
     layer = _layer_price(tower_context(ctx), LAYER.kind)
     count, trained = float(tower.num_layers), float(passes_gradients(ctx))
     own = (layer.passes.forward, trained * (layer.passes.backward + layer.replay))
@@ -561,12 +560,12 @@ def _tower_prices(ctx: Context) -> list[PartPrice]:
         PartPrice(
             passes=PassSeconds(forward=count * own[0], backward=count * own[1]),
             replay=np.zeros_like(ctx.t),
-            causes=none | shared_out(layer.causes, count * (own[0] + own[1])),
+            causes=shared_out(layer.causes, count * (own[0] + own[1])),
         ),
         PartPrice(
             passes=ends,
             replay=np.zeros_like(ctx.t),
-            causes=none | {"compute": ends.forward + ends.backward},
+            causes={"compute": ends.forward + ends.backward},
         ),
     ]
 

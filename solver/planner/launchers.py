@@ -11,7 +11,7 @@ from meshwright.solver.clock import LOOKS_PER_S, Watch
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.explain.reference import reference_of
 from meshwright.solver.planner.least_memory import default_launcher
-from meshwright.solver.planner.levers import has_levers, levers_of
+from meshwright.solver.planner.levers.levers import has_levers, levers_of
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import OnProgress, Problem, ShouldStop
 

@@ -678,10 +678,10 @@ def _of_model(problem: Problem, answer: Answer) -> Answer:
     listed = dict.fromkeys(name for plan in answer.plans for name in plan.launchers)
     names = listed if problem.launcher == "any" else (problem.launcher,)
     warnings = (
+        *(warning for name in names for warning in unwritten(replace(problem, launcher=name))),
         *answer.warnings,
         *beyond_positions(problem),
         *left_out(problem),
-        *(warning for name in names for warning in unwritten(replace(problem, launcher=name))),
         *stored_notes(problem),
         *_of_encoders(problem),
         *([f"{', '.join(split)}: {note}"] if note and split else ()),

@@ -139,6 +139,12 @@ class SimulationBudget:
         self.passes -= passes if able else 0
         return able
 
+    def part(self, passes: int) -> SimulationBudget:
+        """Set so many passes aside, or all that are left."""
+        own = min(passes, self.passes)
+        self.passes -= own
+        return SimulationBudget(own, self.tick)
+
 
 @dataclass(frozen=True, slots=True)
 class _Partial:

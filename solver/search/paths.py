@@ -47,9 +47,8 @@ _MOST_ROUNDS = 480  # of one row
 _DIVIDED = 60  # paths in the average of a box before it is divided
 _INHERITED = 24  # paths that this average counts for in the parts
 _NEARER = 0.1  # share of the way from the best average to the latest, where the bound is usually higher
-# Shares of the way from the known bound to the target up to which all rows are raised in turn, so that the
-# effort raises the least bound first; more of them cost more than they spare.
-_STAGES = (0.85, 1.0)
+# Where little effort is left, but the least bound rose by this share of its way to the target, add more.
+_LITTLE, _RISEN, _FURTHER = 2**25, 0.1, 3 * 2**27
 _TOGETHER = 2**19  # passes that stay in the cache
 _ALONE = 2**19  # passes that are simulated in the time that one call takes whatever it simulates
 
@@ -359,24 +358,25 @@ def least_average_s(rows: Rows, low_s: FloatArray, target_s: float, effort: Simu
     average_s = np.zeros(len(rows))  # bounds by averages, which hold for the rows that a row dominates
     waiting: list[tuple[float, int]] = [(bound, at) for at, bound in enumerate(low_s.tolist())]
     heapq.heapify(waiting)
-    begin_s = float(low_s.min(initial=target_s))
-    for stage_s in [begin_s + share * (target_s - begin_s) for share in _STAGES]:
-        while waiting and waiting[0][0] < min(stage_s, target_s):
-            bound, at = waiting[0]
-            row = rows.take([at])
-            if at not in begun and (dominated_s := float(average_s[dominators(rows, at)].max())) > bound:
-                heapq.heapreplace(waiting, (dominated_s, at))
-                continue
-            if at not in begun:
-                line, shape = _Line.of(row), PathShape.of(row)
-                width = len(line.pass_s) + len(line.tail_s)
-                game = games[shape] = games.get(shape) or _Game.of(shape, width)
-                begun[at] = _Row(line, most_of_chunks(row, target_s), game, passes_of(row), np.zeros(0))
-            more = begun[at].raised(float(end_limit_s(row, stage_s)[0]), effort)
-            end_s, prices = begun[at].least_s, row.prices
-            step_s = float(step_of_end_s(end_s, prices.straggler[0], prices.fixed_s[0]) * SAFETY)
-            if not more and step_s < stage_s:  # the others are bounded as far as that takes no effort
-                target_s = min(target_s, max(bound, step_s))
-            average_s[at] = step_s
-            heapq.heapreplace(waiting, (max(bound, step_s), at))
+    soon_s = float(low_s.min(initial=target_s)) * (1.0 - _RISEN) + target_s * _RISEN
+    while waiting and waiting[0][0] < target_s:
+        bound, at = waiting[0]
+        if bound > soon_s and effort.passes < _LITTLE:
+            effort.passes, soon_s = effort.passes + _FURTHER, np.inf
+        row = rows.take([at])
+        if at not in begun and (dominated_s := float(average_s[dominators(rows, at)].max())) > bound:
+            heapq.heapreplace(waiting, (dominated_s, at))
+            continue
+        if at not in begun:
+            line, shape = _Line.of(row), PathShape.of(row)
+            width = len(line.pass_s) + len(line.tail_s)
+            game = games[shape] = games.get(shape) or _Game.of(shape, width)
+            begun[at] = _Row(line, most_of_chunks(row, target_s), game, passes_of(row), np.zeros(0))
+        more = begun[at].raised(float(end_limit_s(row, target_s)[0]), effort)
+        end_s, prices = begun[at].least_s, row.prices
+        step_s = float(step_of_end_s(end_s, prices.straggler[0], prices.fixed_s[0]) * SAFETY)
+        if not more and step_s < target_s:  # the others are bounded as far as that takes no effort
+            target_s = min(target_s, max(bound, step_s))
+        average_s[at] = step_s
+        heapq.heapreplace(waiting, (max(bound, step_s), at))
     return target_s

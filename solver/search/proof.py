@@ -30,13 +30,14 @@ from meshwright.solver.search.candidates import simulated_s
 from meshwright.solver.search.fill import bounds_s, can_beat, least_bound_s
 from meshwright.solver.search.fill_kinds import may_reach_objective
 from meshwright.solver.search.frontier import LAYOUT, Frontier, Layout, Solved, layouts_of, least_by
-from meshwright.solver.search.paths import are_averaged, least_average_s
+from meshwright.solver.search.paths import PathShape, are_averaged, least_average_s
 from meshwright.solver.search.priced_space import CHUNK
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.splits import best_splits
 
 _SHARE = 0.01  # of the first plan's step: a gap that small is not narrowed further
 _EFFORT = 3 * 2**27  # passes simulated; about a second
+_BRANCHED = 2**23  # of one row that averages of paths can bound as well
 _MOST_PASSES = 2**16  # of a step that is simulated under all splits of a row
 
 
@@ -63,22 +64,27 @@ def _beaten_s(rows: Rows, low_s: float, target_s: float, effort: SimulationBudge
     if len(hopeless):  # they hold the bound down, so nothing more has to be shown of the others
         target_s = least_bound_s(hopeless, low_s, target_s, effort.tick)
     least, done, open_ = target_s, list[int](), dict[int, float]()
+    averaged, too_wide = are_averaged(left), set[PathShape]()  # shapes with too many patterns to branch on
     for row in np.flatnonzero(tried & can_beat(left, np.full(len(left), target_s))).tolist():
         effort.tick()
         if done and dominators(left, row)[done].any():
             continue
         one = left.take([row])
-        if not is_branchable(one, least):
+        shape = PathShape.of(one)
+        if shape in too_wide or not is_branchable(one, least):
             open_[row] = low_s
             continue
-        held = least_simulation_s(one, least, effort)
-        if held.step_s < least and are_averaged(one)[0]:
+        own = effort.part(_BRANCHED if averaged[row] else effort.passes)
+        held = least_simulation_s(one, least, own)
+        effort.passes += own.passes
+        if held.step_s < least and averaged[row]:
             open_[row] = held.step_s
+            too_wide.add(shape)
             continue
         least = min(least, held.step_s)
         if held.for_all:
             done.append(row)
-    others, averaged = left.take(list(open_)), are_averaged(left.take(list(open_)))
+    others, averaged = left.take(list(open_)), averaged[list(open_)]
     low, high = np.full(len(open_), low_s), np.full(len(open_), least)
     bounds = np.maximum(bounds_s(others, low, high, effort.tick), list(open_.values()))
     least = float(bounds[~averaged].min(initial=least))

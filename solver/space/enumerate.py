@@ -53,6 +53,7 @@ from meshwright.solver.problem import (
     gpu_counts,
     on_gpus,
     per_node_of,
+    remembered,
     usable_gpus,
     with_batch,
 )
@@ -92,6 +93,7 @@ def recomputes_by_stage(problem: Problem) -> bool:
     return launcher_capabilities(problem.launcher).recompute_per_stage and not alike
 
 
+@remembered
 def chunkings_of(problem: Problem, pp: int) -> IntArray:
     """Return (vpp, recompute, recompute_layers, pipeline_schedule) rows of a ``pp``-stage pipeline."""
     layers, options = problem.most_chunks, problem.options
@@ -123,7 +125,7 @@ _MOST_COUNTS = 8  # GPU counts searched together where the whole cluster does no
 _MOST_REFUTED = 50_000  # rows of which all candidates, usually some ten times as many, are written down
 _TOGETHER = 64  # meshes with rows that are checked together, of several pipeline sizes where those have few
 _NEARLY = 0.9  # of the largest of them
-FEW_OUTER = 6_000  # under all switches: all are ranked hardly later than the likely ones
+FEW_OUTER = 20_000  # under all switches: all are ranked hardly later than the likely ones
 MANY_OUTER = 100_000  # under all switches: a search takes a second and more
 LARGE_OUTER = 150_000  # rows without their chunks: more are enumerated after a first plan alone
 MOST_OUTER = 1_000_000  # more, at some 300 bytes each, are never written down
@@ -595,26 +597,17 @@ def numbers_of_gpus(problem: Problem) -> tuple[int, ...]:
     return tuple(sorted(legal, reverse=True))
 
 
-_KEPT = 64  # estimates
-_estimates = dict[tuple[int, bool], tuple[Problem, float]]()
-
-
 def estimated_outer(problem: Problem, *, wide: bool = False) -> float:
     """Estimate the rows without chunks that are enumerated, legal or not, from a few of them.
 
     Of every batch and number of GPUs that ``enumerate_space`` goes through; once they are more than
     anything is done with, the others are not counted.
     """
-    key = id(problem), wide  # it is kept, so that no other gets its number
-    known = _estimates.get(key)
-    if known is None:
-        if len(_estimates) >= _KEPT:
-            _estimates.clear()
-        known = _estimates[key] = problem, _estimated_outer(problem, wide=wide)
-    return known[1]
+    return _estimated_outer(problem, wide)
 
 
-def _estimated_outer(problem: Problem, *, wide: bool) -> float:
+@remembered
+def _estimated_outer(problem: Problem, wide: bool) -> float:
     counts, total, legal = gpu_counts(problem), 0.0, list[int]()
     named, rules = are_named(problem), rules_of(problem)
     for num_gpus in counts if named else _tried_in_turn(problem, counts, legal):
@@ -865,6 +858,7 @@ def _joined(spaces: list[Space], *warnings: str) -> Space:
     )
 
 
+@remembered
 def same_rows(problem: Problem) -> Hashable:
     """Return what problems agree in that differ in switches alone and have the same legal rows.
 

@@ -187,10 +187,12 @@ def counts_kept(problem: Problem, counts: IntArray) -> BoolArray:
     """Return which numbers of GPUs keep the power budget and the constraints on these alone."""
     texts = (*problem.options.constraints, *power_texts(problem))
     own = [one for one in map(constraint_of, texts) if set(names_in(one)) == {"num_gpus"}]
+    if not own:
+        return np.ones(len(counts), dtype=np.bool_)
     plain = Columns.of([Configuration()]).take(np.zeros(len(counts), dtype=np.int64))
     rows, layers = replace(plain, data_parallel_size=counts), problem.model.num_layers
     broken = [broken_by(one, rows, num_layers=layers) for one in own]
-    return np.asarray(np.logical_and.reduce([np.ones(len(counts), dtype=np.bool_), *(~b for b in broken)]))
+    return np.asarray(~np.logical_or.reduce(broken))
 
 
 def names_unknown_group(problem: Problem, text: str) -> bool:

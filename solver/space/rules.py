@@ -38,7 +38,7 @@ from meshwright.solver.configuration import (
 )
 from meshwright.solver.cost.context import WITHOUT_ACTIVATIONS, context_of, is_offloaded, same_ranks
 from meshwright.solver.cost.memory import Outside, held_first, outside_bytes, read_bytes, reads_alone_from
-from meshwright.solver.problem import Problem, batch_sizes, meshes_of
+from meshwright.solver.problem import Problem, batch_sizes, meshes_of, remembered
 from meshwright.solver.schedules.schedule import (
     IN_GROUPS,
     PRICED_AS,
@@ -574,6 +574,7 @@ def launch_rules(problem: Problem, able: Capabilities) -> tuple[Rule, ...]:
     return tuple(rule for group in groups for rule in group)
 
 
+@remembered
 def rules_of(problem: Problem) -> tuple[Rule, ...]:
     """Return every rule of a problem, in a fixed order; rule b is bit b of a row's mask.
 

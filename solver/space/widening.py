@@ -48,7 +48,6 @@ WIDENED = frozenset({"expert_tensor_parallel_size", "zero_shard_size", "sequence
 CHANGED = WIDENED | {"context_parallel_mode", "offload", "rank_order"}
 _MOST_NAMED = 64  # values of a bound that become candidates
 _MANY_RANKS = 128  # that share weights: rings of fewer take hardly longer than shorter ones
-_SHARD_SIZES = 2  # of sets on several islands: others are hardly faster
 
 
 def widened(problem: Problem, columns: Columns, *, wide: bool = False) -> Columns:
@@ -140,10 +139,16 @@ def _between(ranks: IntArray, inside: IntArray) -> Iterator[IntArray]:
     """Yield sizes that have about as many islands in a set as there are sets: rings of few ranks."""
     shared = np.gcd(inside, ranks)
     islands, number = np.unique(ranks // shared, return_inverse=True)
-    roots = [[size for size in divisors(each) if size * size >= each] for each in islands.tolist()]
-    for at in range(_SHARD_SIZES):
-        sizes = np.array([some[min(at, len(some) - 1)] for some in roots], dtype=np.int64)
+    around = np.array([_around_root(each) for each in islands.tolist()])
+    for sizes in around.T:
         yield np.where(ranks >= _MANY_RANKS, shared * sizes[number], ranks)
+
+
+def _around_root(number: int) -> tuple[int, int]:
+    """Return the least divisor that is no less than a number's root, and the one before it."""
+    sizes = divisors(number)
+    at = next(at for at, size in enumerate(sizes) if size * size >= number)
+    return sizes[at], sizes[max(at - 1, 0)]
 
 
 def _weight_shards(

@@ -104,6 +104,7 @@ BY_HAND = f"""{RANKED}torchrun --nnodes 3 --nproc-per-node $((NODE_RANK < 2 ? 8 
 TESTED = BY_HAND.replace(RANKED, f"{RANKED}EACH=8\nif [ $NODE_RANK -eq 2 ]; then EACH=6; fi\n").replace(
     "$((NODE_RANK < 2 ? 8 : 6))", "$EACH"
 )
+RENAMED = BY_HAND.replace(RANKED, "N=${SLURM_NODEID:-0}\n").replace("NODE_RANK", "N")
 TRLS = f"""{RANKED}accelerate launch --multi_gpu --num_machines 3 --machine_rank $NODE_RANK \
     --num_processes $((NODE_RANK < 2 ? 24 : 18)) --main_process_ip first -m trl.scripts.sft \
     --model_name_or_path Qwen/Qwen3-0.6B --dataset_name trl-lib/Capybara --max_length 1024 --packing \
@@ -111,7 +112,9 @@ TRLS = f"""{RANKED}accelerate launch --multi_gpu --num_machines 3 --machine_rank
 """
 
 
-@pytest.mark.parametrize("script", [BY_HAND, TESTED, TRLS], ids=["expression", "condition", "accelerate"])
+@pytest.mark.parametrize(
+    "script", [BY_HAND, TESTED, RENAMED, TRLS], ids=["expression", "condition", "renamed", "accelerate"]
+)
 def test_a_script_that_asks_for_the_rank_of_its_node_is_read_with_its_short_last_node(script: str) -> None:
     given = Overrides(model=find_model("qwen3-0.6b")) if script is TRLS else Overrides()
     found = read_launch_files(Source(name="train.sh", text=script), given)

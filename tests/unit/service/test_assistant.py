@@ -35,7 +35,10 @@ TRAIN = """torchrun --nproc-per-node 8 pretrain_gpt.py \\
     --tensor-model-parallel-size 8
 """
 OWN = {"micro_batch_size": 1}
-LARGE = {**QUESTION, "model": "llama-3.1-405b", "gpus": "4096xH100", "launcher": "megatron-lm"}
+LARGE = {  # some seconds of search
+    "model": "deepseek-v3", "gpus": "2048xH100", "launcher": "megatron-lm",
+    "workload": {"global_batch_size": 15360, "seq_length": 4096},
+}  # fmt: skip
 LIMITS = Limits(cpu_seconds=60, memory_gib=4.0)
 CALLS: dict[str, dict[str, Any]] = {
     "fits": {"model": "smollm-135m", "gpus": "1xRTX-4090", "launcher": "trl"},

@@ -172,7 +172,7 @@ def test_the_levers_alone_are_those_of_the_newest_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr("meshwright.solver.planner.levers.every_lever", lambda *_: ())
+    monkeypatch.setattr("meshwright.solver.planner.levers.levers.every_lever", lambda *_: ())
     code, _, error = run_here(monkeypatch, capsys, "explain", "--levers")
     assert (code, "model: is required" in error) == (2, True)  # no answer is kept
     run_here(monkeypatch, capsys, *PLAN)

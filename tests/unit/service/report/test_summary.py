@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from meshwright.profiles.library import find_model
 from meshwright.service.report.standings import standings_of
 from meshwright.service.report.summary import mail_lines, summary_of, title_words, warning_words
 from meshwright.service.report.terminal import render_summary
@@ -85,6 +86,13 @@ def test_a_rule_of_thumb_that_nothing_divides_for_names_the_batch_and_the_gpus()
     why = "no usual layout divides 512 sequences over 24 GPUs"
     answer = an_answer(reference=replace(RECIPE, config=config, problems=(why,)))
     assert why in " ".join(" ".join(lines_of(answer)).split())
+
+
+def test_a_launcher_that_cannot_express_the_model_is_given_no_command_to_export() -> None:
+    plain = fact(lines_of(an_answer()), "run")
+    other = replace(a_problem(), model=find_model("gemma-3-4b"), launcher="megatron-bridge")
+    assert "meshwright export" in plain
+    assert "meshwright export" not in fact(lines_of(an_answer(), other), "run")
 
 
 def test_only_what_differs_between_plans_has_a_column() -> None:
@@ -212,6 +220,18 @@ def test_changes_that_save_little_share_a_line() -> None:
     assert offers[-1].option == "meshwright explain --levers"
     (alone,) = summary_of(an_answer(levers=(replace(BF16, saves=0.02),)), a_problem()).offers
     assert alone.option == "--allow gradient_dtype"
+
+
+def test_fewer_nodes_come_with_their_step_where_that_is_longer() -> None:
+    def offered(step_time_s: float) -> str:
+        answer = an_answer(
+            a_plan(), notes={"gpus": "fewest"}, levers=(replace(BF16, step_time_s=step_time_s),)
+        )
+        (offer,) = summary_of(answer, a_problem()).offers
+        return offer.words
+
+    assert offered(40.0).endswith("would save 6 % of the nodes with a step of up to 40.0 s (numerics)")
+    assert offered(30.0).endswith("would save 6 % of the nodes (numerics)")
 
 
 def test_what_a_change_saves_is_called_energy_where_that_ranks() -> None:

@@ -243,6 +243,15 @@ def test_multi_token_prediction_weighs_on_the_head() -> None:
     assert after.weights_bytes[0, -1] > before.weights_bytes[0, -1] + before.weights_bytes[0, 0]
 
 
+def test_a_reference_predicts_further_tokens_too() -> None:
+    # the head of one further token: its causes with the reference's pass add up to its passes
+    problem = a_problem(a_model(num_mtp_layers=1), reference="frozen", sample="pair")
+    prices = price(problem, Columns.of([a_layout(stage_layers=(80,))]), a_profile(problem, "trl"))
+    causes = sum(one[0, -1] for one in prices.breakdown_s.values())
+    assert prices.breakdown_s["reference"][0, -1] > 0.0
+    assert causes == pytest.approx(prices.forward_s[0, -1] + prices.backward_s[0, -1])
+
+
 def test_hybrid_sharding_still_reduces_between_its_replicas() -> None:
     # ZeRO-3 over all 32 ranks leaves no exchange after the last micro-batch; sets of 8 leave one
     problem = a_problem()

@@ -9,7 +9,7 @@ from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Answer
 from meshwright.solver.check import violations
 from meshwright.solver.clock import Watch
-from meshwright.solver.planner.levers import levers_of
+from meshwright.solver.planner.levers.levers import levers_of
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.planner.recipes import fastest_recipe, in_words, whose
 from meshwright.solver.predict import predict, profile_of_variant

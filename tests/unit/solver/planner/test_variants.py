@@ -30,7 +30,7 @@ from meshwright.solver.configuration import Configuration
 from meshwright.solver.planner import fewest_nodes, no_plan, variants
 from meshwright.solver.planner import plan as planner
 from meshwright.solver.planner.fewest_nodes import differing_gpus
-from meshwright.solver.planner.levers import levers_of
+from meshwright.solver.planner.levers.levers import levers_of
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.planner.variants import (
     Answered,

@@ -114,3 +114,11 @@ def test_rows_that_no_effort_is_left_for_hold_the_bound_down() -> None:
 def test_without_effort_the_known_bound_is_returned() -> None:
     row = some_rows(24, pp=6, vpp=3, m=6)
     assert least_average_s(row, np.array([0.05]), 1.0, SimulationBudget(0)) == 0.05
+
+
+def test_a_bound_that_rises_is_given_effort_once_more() -> None:
+    row, effort = some_rows(24, pp=6, vpp=3, m=6), SimulationBudget(2**24)
+    assert least_average_s(row, np.array([0.092]), 0.094, SimulationBudget(2**24 // 24)) == 0.092
+    found = least_average_s(row, np.array([0.092]), 0.094, effort)
+    assert 0.0933 < found < 0.094
+    assert effort.passes > 2**24

@@ -70,11 +70,11 @@ def test_shards_inside_an_island_stand_beside_shards_over_all_ranks() -> None:
 @pytest.mark.parametrize(
     ("ranks", "inside", "sizes"),
     [
-        (256, 8, [64, 128]),  # 32 islands: 8 in each of 4 sets, 16 in each of 2
-        (128, 2, [16, 32]),  # 64 islands: 8 in each of 8 sets, 16 in each of 4
-        (960, 8, [96, 120]),  # 120 islands: 12 and 15 divide them
+        (256, 8, [64, 32]),  # 32 islands: 8 in each of 4 sets, 4 in each of 8
+        (128, 2, [16, 8]),  # 64 islands: 8 in each of 8 sets, 4 in each of 16
+        (960, 8, [96, 80]),  # 120 islands: 12 and 10 divide them
         (64, 8, [64, 64]),  # too few ranks: one set
-        (131, 8, [131, 131]),  # a prime
+        (131, 8, [131, 1]),  # a prime: no size between
     ],
 )
 def test_shards_between_an_island_and_all_are_in_about_as_many_sets_as_a_set_has_islands(

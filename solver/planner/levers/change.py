@@ -1,0 +1,187 @@
+"""A change of a request that the user may decide, its best plan, and what that saves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from meshwright.solver.answer import Answer, Lever, Prediction
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.planner.recipes import WORTH_OF_A_RECIPE
+from meshwright.solver.problem import (
+    PER_GPU,
+    Problem,
+    allows_nodes_of,
+    can_start,
+    gpu_counts,
+    may_use_fewer,
+    on_gpus,
+    usable_gpus,
+)
+from meshwright.solver.space.enumerate import fewer_gpus
+from meshwright.solver.space.request_rules import counts_kept
+from meshwright.solver.splits import divisors
+
+WORTH = 0.01  # of the first plan's time for each token must a change save to be named
+_WORTH_OF = {
+    "neighbour": 0.03,  # a batch or length beside the request's own
+    "batch": 0.05,  # others: nearly every job trains more tokens a second with a larger batch
+    "batching": 0.05,
+    "recipe": WORTH_OF_A_RECIPE,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A change of a request that the user may decide."""
+
+    # gradients, optimizer, states for both, precision, base_precision, launcher, batch, neighbour,
+    # batching, offload, package, recipe, group, power, or the name of a switch or of a layout
+    kind: str
+    words: str
+    effect: str
+    problem: Problem  # the request with the change; its switches are still open
+    also: tuple[Problem, ...] = ()  # with other values of what the change opens
+    settings: Mapping[str, Any] = field(default_factory=dict)  # values by their paths in the request
+    frees_memory: bool = False  # so much that a layout far away may fit
+
+
+def within_seconds(change: Change, seconds: float) -> Change:
+    """Return a change with a limit of seconds: CP-SAT seldom proves stages on unlike nodes."""
+    options = replace(change.problem.options, time_limit_s=seconds)
+    return replace(change, problem=replace(change.problem, options=options))
+
+
+def in_order(levers: Iterable[Lever]) -> tuple[Lever, ...]:
+    """Return the levers worth naming, the best first: one for each kind and set of fields.
+
+    One that changes results hides none that does not.
+    """
+    best = dict[tuple[str | bool, ...], Lever]()
+    for one in sorted(levers, key=lambda one: (-one.saves, one.change)):
+        if one.saves > worth_of(one.kind):
+            best.setdefault((one.kind, one.effect.rpartition(": ")[2] == "results", *one.settings), one)
+    return tuple(best.values())
+
+
+def worth_of(kind: str) -> float:
+    """Return the share of the first plan's time for each token that a change must save to be named."""
+    return _WORTH_OF.get(kind, WORTH)
+
+
+def under_first(problem: Problem, answer: Answer) -> Problem:
+    """Return the request under the launcher and with the batch of the first plan, asked for one plan alone.
+
+    What saves time of a plan that meets a deadline meets it, too. It is ranked by its step: instead of by a
+    quantile, or on as many GPUs instead of by tokens or hours of a GPU.
+    """
+    first = answer.ranking[0]
+    own = problem.under(first.launchers[0]) if first.launchers else problem
+    options = replace(
+        own.options, top_k=1, certify="none", diverse=False, pareto=False, baseline=None,
+        deadline_days=None, batch_sizes=(),
+    )  # fmt: skip
+    work = replace(own.workload, global_batch_size=first.config.global_batch_size)
+    if options.objective in PER_GPU:
+        limits = (*options.constraints, f"num_gpus == {first.config.num_gpus}")
+        options = replace(options, objective="step_time", constraints=limits)
+    elif by_quantile(answer):
+        options = replace(options, objective="step_time")
+    return on_few_numbers(replace(own, workload=work, options=options), answer)
+
+
+def on_few_numbers(problem: Problem, answer: Answer) -> Problem:
+    """Return a request on as many GPUs as the first plan, on all, or on those that share the batch best.
+
+    Instead of on all, on the most within a power budget.
+    """
+    own = on_gpus(problem, ())
+    if not may_use_fewer(own):
+        return problem
+    counts, batch = gpu_counts(own), problem.workload.global_batch_size
+    if own.options.max_power_kw is not None:
+        every = (*counts, *fewer_gpus(own, 1))
+        kept = (one for one in every if counts_kept(own, np.array([one]))[0])
+        counts = (next(kept, counts[0]),)
+    replicas = [size for size in divisors(batch) if size <= counts[0]]
+    inner = [1 << (counts[0] // size).bit_length() - 1 for size in replicas]  # tensor ranks or stages
+    _, shared = max((one**3 * each**2, one * each) for one, each in zip(replicas, inner, strict=True))
+    may = can_start(problem, shared) and allows_nodes_of(problem, shared)
+    numbers = {answer.ranking[0].config.num_gpus, *counts, *([shared] if may else [])}
+    return problem if numbers == {*gpu_counts(own)} else on_gpus(problem, tuple(numbers))
+
+
+def leaves_idle(problem: Problem, answer: Answer) -> bool:
+    """Return whether the first plan leaves GPUs idle."""
+    return answer.ranking[0].config.num_gpus < usable_gpus(problem)
+
+
+def by_quantile(answer: Answer) -> bool:
+    """Return whether plans are ranked by the 90 % quantile of their step."""
+    return answer.objective is not None and answer.objective.name == "robust"
+
+
+def time_per_token(problem: Problem, config: Configuration, seen: Prediction) -> float:
+    """Return the seconds of a step for each of its tokens."""
+    return seen.step_time_s / problem.tokens_of(config)
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best plan that was found of a changed request."""
+
+    config: Configuration
+    prediction: Prediction
+    way: Problem  # the changed request under the plan's switches
+    proved: bool = True  # no layout of the changed request is faster
+
+
+Found = tuple[list[Best], bool]  # the best first, and whether no plan is better
+
+
+Find = Callable[[Change], Found]
+
+
+def as_lever(problem: Problem, answer: Answer, change: Change, best: Best) -> Lever:
+    """Return a change with its plan and what that saves of the first plan's time per token.
+
+    By a quantile other plans than the fastest may save more.
+    """
+    first, config, seen = answer.ranking[0], best.config, best.prediction
+    now_s, then_s = first.prediction.step_time_s, seen.step_time_s
+    if by_quantile(answer):
+        now_s, then_s = first.prediction.step_time_high_s, seen.step_time_high_s
+    saved = 1.0 - (then_s / change.problem.tokens_of(config)) / (now_s / problem.tokens_of(first.config))
+    return Lever(
+        kind=change.kind,
+        change=change.words,
+        effect=change.effect,
+        settings=change.settings,
+        config=config,
+        step_time_s=seen.step_time_s,
+        num_gpus=config.num_gpus,
+        gpu_s_per_token=time_per_token(change.problem, config, seen) * config.num_gpus,
+        peak_memory_bytes=seen.peak_memory_bytes,
+        saves=saved,
+        at_least=not best.proved or by_quantile(answer),
+    )
+
+
+def worth_s(problem: Problem, change: Change, answer: Answer, saved: float = 0.0) -> float:
+    """Return the step of a changed request that just saves enough of the first plan's time per token.
+
+    ``saved``: the share that another launcher already saves. The change must save more than both.
+    """
+    first, work = answer.ranking[0], change.problem.workload
+    share = 1.0 - max(worth_of(change.kind), saved)
+    per_token = share * time_per_token(problem, first.config, first.prediction)
+    return per_token * work.global_batch_size * work.tokens_per_sequence
+
+
+def allowing(problem: Problem, word: str) -> Problem:
+    """Return a request that allows one word more."""
+    options = replace(problem.options, allow=(*problem.options.allow, word))
+    return replace(problem, options=options)

@@ -1,0 +1,199 @@
+"""Other launchers: which can express a request, and which of them saves most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from math import inf
+from typing import Any
+
+from meshwright.profiles.adapters import ALL_LINEAR
+from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.frameworks import framework_facts, with_options
+from meshwright.profiles.profile import Profile, framework_of
+from meshwright.solver.answer import Answer, Lever
+from meshwright.solver.clock import WorkWatch, look
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.planner.levers.change import (
+    Best,
+    Change,
+    as_lever,
+    leaves_idle,
+    on_few_numbers,
+    worth_s,
+)
+from meshwright.solver.planner.levers.nearby import plans_near
+from meshwright.solver.planner.levers.searched import first_proved, groups_of, has_stages, proved_plans
+from meshwright.solver.planner.variants import Variant
+from meshwright.solver.problem import Problem, usable_gpus
+from meshwright.solver.search.gpu_seconds import LeastPasses, least_passes
+from meshwright.solver.space.enumerate import estimated_outer
+from meshwright.solver.space.launcher_choice import launcher_faults, preferred
+
+_TARGETS = "workload.lora_targets"
+_ON_ALL = "all linear layers have adapters: results"
+
+
+def launchers(problem: Problem) -> Iterator[Change]:
+    """Yield the other launchers, with what else their files change."""
+    for other in other_launchers(problem):
+        here, there = (_reduced_in(one) for one in (problem, other))
+        effect, settings = "", dict[str, Any](launcher=other.launcher, **_targets_of(other))
+        if other.workload.lora_targets != problem.under(other.launcher).workload.lora_targets:
+            effect, settings[_TARGETS] = _ON_ALL, [*ALL_LINEAR]
+        elif here != there:
+            effect = f"gradients are summed in {there}, not in {here}: numerics"
+        yield Change(
+            kind="launcher",
+            words=f"launcher {other.launcher}",
+            effect=effect,
+            problem=other,
+            settings=settings,
+        )
+
+
+def _targets_of(problem: Problem) -> dict[str, list[str]]:
+    """Return the setting of the layers with adapters; {}: those are what its launcher adapts anyway."""
+    able, targets = launcher_capabilities(problem.launcher), problem.workload.lora_targets
+    if not problem.workload.lora_rank or targets == able.default_targets(problem.model):
+        return {}
+    on_all = targets == able.targets_of(problem.model, ALL_LINEAR)
+    return {_TARGETS: [*(ALL_LINEAR if on_all else targets)]}
+
+
+def of_launchers(problem: Problem, profile: Profile, answer: Answer, *, looks: int) -> Iterator[Lever]:
+    """Yield the levers of other launchers; those that change results hide none that does not."""
+    launchers = of_each_stack(problem)
+    for on_all in (False, True):
+        some = [one for one in launchers if (one.effect == _ON_ALL) == on_all]
+        yield from _of_launcher(problem, some, profile, answer, WorkWatch(looks=looks))
+
+
+def _of_launcher(
+    problem: Problem,
+    launchers: Sequence[Change],
+    profile: Profile,
+    answer: Answer,
+    searches: WorkWatch,
+) -> Iterator[Lever]:
+    """Yield the levers of some other launchers, each saving more than the one before.
+
+    Launchers with low bounds come first, so that their plans refute later ones. One that is not searched is
+    tried near the first plan and near the fastest plan before. If it saves most, it is searched last. If
+    none saves, the preferred launcher is searched.
+    """
+    of_stacks = [replace(one, problem=on_few_numbers(one.problem, answer)) for one in launchers]
+    saved, best, far, idle = 0.0, None, set[str](), leaves_idle(problem, answer)
+    turns, known = _in_turn(of_stacks, profile), list[Configuration]()
+    for at, turn in enumerate(turns):
+        look()
+        change, limit_s = turn.change, worth_s(problem, turn.change, answer, saved)
+        if turn.bound_s > limit_s:
+            far.add(change.problem.launcher)
+            continue
+        plans, proved = list[Best](), False
+        if (at == 0 and turn.bound_s > 0.0) or turn.has_few:
+            far.add(change.problem.launcher)
+            plans, proved = first_proved(
+                turn.groups, limit_s, searches, with_fewer=idle, passes=turn.passes
+            )
+        if not proved:
+            plans = plans_near(problem, change, profile, answer, saved=saved, known=known)
+        for plan in plans[:1]:
+            lever = as_lever(problem, answer, change, plan)
+            saved, best, known = lever.saves, None if proved else change, [plan.config]
+            yield lever
+    if of_stacks and not saved and of_stacks[0].problem.launcher not in far:
+        best = of_stacks[0]
+    if best is not None:
+        plans, _ = proved_plans(problem, best, profile, answer, searches)
+        yield from (as_lever(problem, answer, best, plan) for plan in plans[:1])
+
+
+def of_each_stack(problem: Problem) -> list[Change]:
+    """Return the launchers to try: of each framework the preferred one."""
+    found = dict[str, Change]()
+    for one in launchers(problem):
+        if not one.problem.places_stages:
+            found.setdefault(launcher_capabilities(one.problem.launcher).framework, one)
+    return [*found.values()]
+
+
+_FEW_STAGED = 2000  # candidates with stages, over all settings of switches: a search takes about 0.1 s
+_FEW_BOUNDED = 5000  # candidates under each setting, where there are no stages or passes have a bound
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """Another launcher, and what the passes of its usual candidates take at least."""
+
+    change: Change
+    groups: list[list[Variant]]
+    passes: list[LeastPasses]  # of each group
+
+    @property
+    def bound_s(self) -> float:
+        """Return a lower bound on the step of its usual candidates; 0: none is known."""
+        return min(each.least_gpu_s for each in self.passes) / usable_gpus(self.change.problem)
+
+    @property
+    def has_few(self) -> bool:
+        """Return whether so few candidates are searched whatever their bound."""
+        outer, staged = estimated_outer(self.change.problem), has_stages(self.change.problem)
+        if staged and outer * sum(map(len, self.groups)) <= _FEW_STAGED:
+            return True
+        return (self.bound_s > 0.0 or not staged) and outer <= _FEW_BOUNDED
+
+
+def _in_turn(changes: Sequence[Change], profile: Profile) -> list[_Turn]:
+    """Return the launchers, that with the lowest bound first; those without a bound come last."""
+    turns = list[_Turn]()
+    for change in changes:
+        look()
+        groups, passes = groups_of(change, profile), list[LeastPasses]()
+        for first, *others in groups:
+            ways = [one.problem for one in others]
+            passes.append(least_passes(first.problem, first.profile, ways, wide=False))
+        turns.append(_Turn(change, groups, passes))
+    return sorted(turns, key=lambda turn: turn.bound_s or inf)
+
+
+def _reduced_in(problem: Problem) -> str:
+    facts = framework_facts(framework_of(problem.priced_as))
+    facts = with_options(facts, problem.workload.framework_options)
+    return facts.reduced_gradient_dtype or facts.gradient_dtype
+
+
+def other_launchers(problem: Problem) -> Iterator[Problem]:
+    """Yield the question under every other launcher that can express it and may be faster.
+
+    Of the launchers with the same stack it yields those preferred to its own, and those that place stages
+    on unlike nodes. One that has no name for the layers with adapters has them on all linear layers.
+    """
+    own = launcher_capabilities(problem.launcher)
+    options = replace(
+        problem.options, top_k=1, certify="none", diverse=False, pareto=False, baseline=None
+    )  # fmt: skip
+    if problem.launcher in ("none", "any"):
+        return
+    names = preferred(problem)[1]
+    better = names[: names.index(problem.launcher)]
+    for name in names:
+        able, other = launcher_capabilities(name), replace(problem.under(name), options=options)
+        places = other.places_stages and not problem.places_stages
+        alike = able.framework == own.framework and name not in better and not places
+        if name in ("none", problem.launcher) or alike:
+            continue
+        able_ones = (
+            one for one in (other, _adapting_all(other)) if next(launcher_faults(one, name), None) is None
+        )
+        yield from islice(able_ones, 1)
+
+
+def _adapting_all(problem: Problem) -> Problem:
+    """Return a request with adapters on all linear layers, if it has any, by its launcher's names."""
+    work, able = problem.workload, launcher_capabilities(problem.launcher)
+    if not work.lora_rank:
+        return problem
+    return replace(problem, workload=replace(work, lora_targets=able.targets_of(problem.model, ALL_LINEAR)))

@@ -1,0 +1,209 @@
+"""Changes that the user may decide and that save time, energy or nodes: the levers of an answer's plans.
+
+Each comes with other numerics, another script, package or batch, so that no search makes it unasked.
+Its plan is found a few moves away from the answer's own plans and from the rule of thumb, priced under the
+changed request, which takes milliseconds, and laid out in its fastest split. It has passed the independent
+check, and a search of the changed request finds that plan or a better one, so that the gain is a lower
+bound, and called one (``Lever.at_least``). Changes that free memory are searched, since a layout far away
+may then fit. So are batches where the first plan leaves GPUs idle, offload where it recomputes, changes
+with few candidates (``_is_searched``), and some other launchers (``_of_launcher``).
+``every_lever`` searches each change instead, as ``explain --levers`` does.
+
+Work is counted, in configurations and in looks at the clock, so that an answer is the same on every machine
+that has the time to try all of them. One that has not leaves levers out, and its answer warns of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+from meshwright.profiles.profile import Profile
+from meshwright.solver.answer import Answer, Lever
+from meshwright.solver.clock import LOOKS_PER_S, Watch, WorkWatch, look
+from meshwright.solver.cost.objective import counts_busy
+from meshwright.solver.planner.levers.change import (
+    Change,
+    as_lever,
+    in_order,
+    leaves_idle,
+    under_first,
+    within_seconds,
+    worth_of,
+)
+from meshwright.solver.planner.levers.launchers import launchers, of_launchers
+from meshwright.solver.planner.levers.nearby import plans_nearby, proved_or_near, with_ends_alone
+from meshwright.solver.planner.levers.neighbours import (
+    batches,
+    batchings,
+    neighbours,
+    rounder_on_unlike_nodes,
+)
+from meshwright.solver.planner.levers.nodes import one_group_alone, saving_nodes
+from meshwright.solver.planner.levers.numerics import bases, lighter, of_fewer_bits, precisions
+from meshwright.solver.planner.levers.recipes import packaged, published, relaid
+from meshwright.solver.planner.levers.searched import has_stages, proved_plans, searched_plans
+from meshwright.solver.planner.levers.switches import (
+    OFFLOAD,
+    POWER,
+    layouts,
+    offload,
+    saving_energy,
+    switched,
+    within_power,
+)
+from meshwright.solver.problem import PER_GPU, STANDALONE_STAGES, Problem
+from meshwright.solver.space.enumerate import estimated_outer
+
+
+def levers_of(
+    problem: Problem, profile: Profile, answer: Answer, watch: Watch, *, looks: int
+) -> tuple[Lever, ...]:
+    """Return the changes that save enough (``worth_of``), the best first; of launchers the fastest alone.
+
+    Where plans are ranked by energy, only switches that save energy are searched: others trade it for time.
+    On the fewest nodes, changes that save nodes. On unlike nodes, a rounder batch and length.
+
+    Args:
+        problem: the request.
+        profile: its costs.
+        answer: its plans.
+        watch: its time; what is not tried before it ends is left out.
+        looks: looks at the clock of all searches of changes. Batches get as many again, offload too,
+            launchers twice as many, those with adapters on other layers as many again, and a power limit
+            four times as many. Where they end a search, what is near counts. A search on unlike nodes or on
+            one of their groups ends after the seconds of so many looks.
+    """
+    if not has_levers(problem, answer):
+        return ()
+    own, found = under_first(problem, answer), list[Lever]()
+    with watch.cut():
+        if not _saves_time(own):
+            return in_order(_without_time_levers(own, profile, answer, seconds=looks / LOOKS_PER_S))
+        searches = WorkWatch(looks=looks)
+        alone = {kind: WorkWatch(looks=looks) for kind in ("batch", OFFLOAD)}
+        find = partial(proved_plans, own, profile=profile, answer=answer, searches=searches)
+        recipes, near = [*published(own, profile, answer)], list[Change]()
+        found += [lever for lever, _ in recipes]
+        for change in changes_of(own):
+            look()
+            if change.problem.places_stages:  # no mesh is near to stages on unlike nodes
+                plans, _ = searched_plans(own, within_seconds(change, looks / LOOKS_PER_S), profile, answer)
+            elif change.kind == "launcher":
+                plans = []  # ``of_launchers`` tries them below
+            elif _is_searched(own, change, answer):
+                work = alone.get(change.kind, searches)
+                plans = proved_or_near(own, change, profile, answer, partial(find, searches=work))
+            elif change.kind == POWER:
+                plans = within_power(own, change, profile, answer, WorkWatch(looks=4 * looks))
+            elif change.kind == STANDALONE_STAGES:
+                plans = with_ends_alone(own, change, profile, answer)
+            else:
+                plans = []
+                near.append(change)
+            found += [as_lever(own, answer, change, best) for best in plans[:1]]
+        for change, plans in zip(near, plans_nearby(own, near, profile, answer), strict=True):
+            found += [as_lever(own, answer, change, best) for best in plans[:1]]
+        found += one_group_alone(own, profile, answer, seconds=looks / LOOKS_PER_S)
+        found += lighter(own, profile, answer, searches)
+        found += of_launchers(own, profile, answer, looks=2 * looks)
+        found += neighbours(own, profile, answer, find)
+        found += relaid(own, answer, recipes, find)
+    return in_order(_without_batches(problem, [*found, *packaged(problem, answer)]))
+
+
+def _without_batches(problem: Problem, levers: Iterable[Lever]) -> Iterator[Lever]:
+    """Yield the levers, without other batches where a request has several."""
+    several = bool(problem.options.batch_sizes)
+    return (one for one in levers if not (several and "workload.global_batch_size" in one.settings))
+
+
+_FEW = 3000  # candidates without stages: searching so few takes about as long as trying those nearby
+_FEW_WITH_STAGES = 1000  # candidates with stages: a search in 8 bits takes about 0.1 s
+_FEW_OFFLOADED = 2000  # candidates with stages: a search of all that offload may free takes up to 0.5 s
+
+
+def _is_searched(problem: Problem, change: Change, answer: Answer) -> bool:
+    """Return whether a change is searched: it frees memory, or there are few candidates.
+
+    So are batches where the first plan leaves GPUs idle. With stages only other precisions are searched,
+    since faster products favour other layouts, and offload where the first plan recomputes.
+    """
+    asked = change.problem
+    if change.frees_memory or (change.kind == "batch" and leaves_idle(problem, answer)):
+        return True
+    if not has_stages(asked):
+        return estimated_outer(asked) <= _FEW
+    if change.kind == OFFLOAD:
+        recomputes = answer.ranking[0].config.recompute_granularity != "none"
+        return recomputes and estimated_outer(asked) <= _FEW_OFFLOADED
+    return change.kind == "precision" and estimated_outer(asked) <= _FEW_WITH_STAGES
+
+
+def has_levers(problem: Problem, answer: Answer) -> bool:
+    """Return whether levers are searched: for plans on at most all GPUs, in a mesh or as stages.
+
+    They are ranked by step, its quantile or energy, by tokens or hours of a GPU where the first plan uses
+    all GPUs, and on the fewest nodes by anything.
+    """
+    options = problem.options
+    if not answer.ranking:
+        return False
+    one_batch = options.deadline_days is None and not options.batch_sizes
+    if options.gpus == "fewest":
+        return one_batch and len(problem.cluster.groups) == 1
+    by_energy = counts_busy(problem) and one_batch
+    by_step = options.objective in ("step_time", "robust") or (
+        options.objective in PER_GPU and not (options.num_nodes or leaves_idle(problem, answer))
+    )
+    if problem.places_stages:
+        return options.objective == "step_time" and not options.batch_sizes
+    return (by_step or by_energy) and not problem.cluster.differs
+
+
+def changes_of(problem: Problem) -> Iterator[Change]:
+    """Yield the changes that a request leaves to the user, under its own launcher and under others."""
+    yield from precisions(problem)
+    yield from bases(problem)
+    yield from switched(problem)
+    yield from batches(problem)
+    yield from batchings(problem)
+    yield from offload(problem)
+    yield from layouts(problem)
+    yield from launchers(problem)
+
+
+def _saves_time(problem: Problem) -> bool:
+    """Return whether levers of every kind are tried, which save time for each token."""
+    return problem.options.gpus == "all" and not counts_busy(problem) and not problem.places_stages
+
+
+def _without_time_levers(
+    problem: Problem, profile: Profile, answer: Answer, *, seconds: float
+) -> Iterator[Lever]:
+    if problem.places_stages:
+        return rounder_on_unlike_nodes(problem, profile, answer, seconds=seconds)
+    if problem.options.gpus == "fewest":
+        return saving_nodes(problem, answer)
+    return saving_energy(problem, profile, answer)
+
+
+def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -> tuple[Lever, ...]:
+    """Return all changes that save enough to be named, each with the best plan of its own search."""
+    if not has_levers(problem, answer):
+        return ()
+    own, found = under_first(problem, answer), list[Lever]()
+    with watch.cut():
+        if not _saves_time(own):
+            return in_order(_without_time_levers(own, profile, answer, seconds=own.options.time_limit_s))
+        for change in (*of_fewer_bits(own), *changes_of(own)):
+            look()
+            plans, _ = searched_plans(own, change, profile, answer)
+            found += [as_lever(own, answer, change, best) for best in plans[:1]]
+        found += one_group_alone(own, profile, answer, seconds=own.options.time_limit_s)
+        find = partial(searched_plans, own, profile=profile, answer=answer)
+        found += relaid(own, answer, [*published(own, profile, answer)], find)
+        found += neighbours(own, profile, answer, find)
+    found = [*_without_batches(problem, [*found, *packaged(problem, answer)])]
+    every = [one for one in found if one.saves > worth_of(one.kind)]
+    return tuple(sorted(every, key=lambda one: (-one.saves, one.change)))

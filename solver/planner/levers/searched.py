@@ -1,0 +1,115 @@
+"""The best plan of a change by a search: to its end, or within limited work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import zip_longest
+
+from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.profile import Profile
+from meshwright.solver.answer import Answer
+from meshwright.solver.clock import WorkWatch
+from meshwright.solver.planner.levers.change import Best, Change, Found, leaves_idle, worth_s
+from meshwright.solver.planner.variants import (
+    Variant,
+    found_by,
+    score_of,
+    searchable,
+    searched_together,
+    variants_of,
+)
+from meshwright.solver.predict import profile_of_variant
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.frontier import Rivals
+from meshwright.solver.search.gpu_seconds import LeastPasses
+from meshwright.solver.search.search import search
+from meshwright.solver.space.enumerate import are_few, is_too_large
+
+
+def has_stages(problem: Problem) -> bool:
+    """Return whether a request's launcher has pipeline stages."""
+    return len(launcher_capabilities(problem.launcher).schedules) > 1
+
+
+def searched_plans(problem: Problem, change: Change, profile: Profile, answer: Answer) -> Found:
+    """Return the first plans of a changed request that save enough to be named."""
+    groups, idle = groups_of(change, profile), leaves_idle(problem, answer)
+    return fastest_within(groups, worth_s(problem, change, answer), with_fewer=idle)
+
+
+def proved_plans(
+    problem: Problem,
+    change: Change,
+    profile: Profile,
+    answer: Answer,
+    searches: WorkWatch,
+) -> Found:
+    """Return the same within limited work, and no plan where it is not proved."""
+    limit_s, idle = worth_s(problem, change, answer), leaves_idle(problem, answer)
+    return first_proved(groups_of(change, profile), limit_s, searches, with_fewer=idle)
+
+
+def first_proved(
+    groups: Sequence[Sequence[Variant]],
+    limit_s: float,
+    searches: WorkWatch,
+    *,
+    with_fewer: bool,
+    passes: Sequence[LeastPasses] = (),
+) -> Found:
+    """Return what ``fastest_within`` finds within limited work, and no plan where it is not proved.
+
+    How soon such a plan is found depends on the machine.
+    """
+    plans, proved = list[Best](), False
+    with searches.cut():
+        if not any(is_too_large(group[0].problem) for group in groups):  # a sample proves nothing
+            plans, proved = fastest_within(groups, limit_s, with_fewer=with_fewer, passes=passes)
+    return (plans, True) if proved and not searches.interrupted() else ([], False)
+
+
+def groups_of(change: Change, profile: Profile) -> list[list[Variant]]:
+    """Return the variants of a change, those together that one search takes."""
+    groups = list[list[Variant]]()
+    for changed in (change.problem, *change.also):
+        variants, _ = searchable(variants_of(changed, profile_of_variant(changed, profile)))
+        groups += searched_together(variants)
+    return groups
+
+
+def fastest_within(
+    groups: Sequence[Sequence[Variant]],
+    limit_s: float,
+    *,
+    with_fewer: bool,
+    passes: Sequence[LeastPasses] = (),
+) -> Found:
+    """Return the fastest plans within a limit, of the group with the fastest; and whether it is proved.
+
+    On all GPUs, or ``with_fewer`` on fewer as well. ``passes``: of each group's usual candidates.
+    """
+    plans, proved = list[Best](), bool(groups)
+    for every, own in zip_longest(groups, passes):
+        group, least_s = every, None
+        if own is not None and len(own.sizes) and not are_few(every[0].problem):
+            group, least_s = _among_usual(every), own.step_s
+        first, *others = group
+        found = search(
+            first.problem, first.profile, ways=[one.problem for one in others],
+            rivals=Rivals(limit_s, limit_s, least_s=least_s), proved=with_fewer,
+        )  # fmt: skip
+        proved = proved and found.status in ("optimal", "infeasible")
+        if found.plans:
+            by, best = found_by(group), found.plans[0]
+            limit_s = score_of(by(best), best)
+            plans = [Best(one.config, one.prediction, by(one).problem) for one in found.plans]
+    return [replace(one, proved=proved) for one in plans], proved
+
+
+def _among_usual(variants: Sequence[Variant]) -> list[Variant]:
+    """Return variants that are searched among their usual candidates alone."""
+    return [
+        replace(one, problem=replace(one.problem, options=replace(one.problem.options, usual=True)))
+        for one in variants
+    ]
