@@ -41,9 +41,12 @@ def may_fit(rows: Rows) -> BoolArray:
 def kinds_may_fit(lightest: Rows) -> BoolArray:
     """Mark kinds, by their lightest rows, with enough memory on each rank for all layers, (n,).
 
-    False is a proof for every row of the kind (``least_in_flight``).
+    False is a proof for every row of the kind (``least_in_flight``). Of layers of one kind only all ranks
+    together are asked here: ``have_room`` is exact, and as quick.
     """
     able = may_fit(lightest)
+    if lightest.is_uniform:
+        return able
     left = np.flatnonzero(able & ((lightest.v == 1) | ~lightest.splits_backward))
     by_ranks = left[np.argsort(lightest.p[left], kind="stable")]
     for start in range(0, len(by_ranks), _TOGETHER):
