@@ -181,6 +181,24 @@ def most_in_flight(p: IntArray, v: IntArray, schedule: IntArray) -> IntArray:
     return most
 
 
+def least_in_flight(columns: Columns) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return bounds on the micro-batches in flight of a rank's layers, (n, R) each.
+
+    They hold for all rows that are priced alike, with as many chunks or, from two on, more; but not where a
+    rank's chunks split their backward passes. Each layer is in flight ``least`` times, and n of them
+    ``slope * n - offset`` times. R is the largest pp; entries of ranks that a row lacks say nothing.
+
+    Of several chunks the last keeps fewest, ``min(p, 2 (p - 1 - r) + 1)``, and no more than half of the
+    layers and half of one; the others keep p.
+    """
+    p, m = columns.pipeline_parallel_size[:, None], columns.num_microbatches[:, None]
+    rank, several = np.arange(int(p.max(initial=1)))[None, :], columns.virtual_pipeline_size[:, None] > 1
+    last = np.where(several, np.minimum(p, 2 * (p - 1 - rank) + 1), p - rank)
+    least = np.minimum(m, last).astype(np.float64)
+    spared = np.where(several, np.minimum(m, p) - least, 0.0) / 2.0
+    return least, least + spared, spared
+
+
 def _alternating(p: IntArray, v: IntArray, chunk: IntArray) -> IntArray:
     """Return each chunk's forward passes before its rank's first backward pass, for 1F1B."""
     rank = chunk % p

@@ -19,7 +19,7 @@ import numpy as np
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import SCHEDULES, BoolArray, FloatArray, IntArray
 from meshwright.solver.cost.stages import EACH_RANK, workspace_bytes
-from meshwright.solver.schedules.schedule import V_SHAPED, most_in_flight, shapes_of
+from meshwright.solver.schedules.schedule import V_SHAPED, least_in_flight, most_in_flight, shapes_of
 from meshwright.solver.search.rows import Rows
 
 
@@ -36,6 +36,42 @@ def may_fit(rows: Rows) -> BoolArray:
     least = layers + ends - rows.p * rows.v * rows.some_layers * spared
     room = rows.parts_room_bytes - prices.replay_workspace_bytes
     return np.asarray(least <= rows.p * room * (1.0 + 1e-12))
+
+
+def kinds_may_fit(lightest: Rows) -> BoolArray:
+    """Mark kinds, by their lightest rows, with enough memory on each rank for all layers, (n,).
+
+    False is a proof for every row of the kind (``least_in_flight``). Of layers of one kind only all ranks
+    together are asked here: ``have_room`` is exact, and as quick.
+    """
+    able = may_fit(lightest)
+    if lightest.is_uniform:
+        return able
+    left = np.flatnonzero(able & ((lightest.v == 1) | ~lightest.splits_backward))
+    by_ranks = left[np.argsort(lightest.p[left], kind="stable")]
+    for start in range(0, len(by_ranks), _TOGETHER):
+        look()
+        index = by_ranks[start : start + _TOGETHER]
+        able[index] = _ranks_may_hold(lightest.take(index))
+    return able
+
+
+def _ranks_may_hold(rows: Rows) -> BoolArray:
+    """Return whether the layers of each kind alone find a place, and all if each weighed least, (n,)."""
+    least, slope, offset = least_in_flight(rows.columns)
+    kept, states = rows.least_kept_bytes[:, :-2], rows.prices.state_bytes[:, :-2]
+    lightest = kept.min(axis=1)[:, None]
+    last = least[np.arange(len(rows)), rows.head_rank]
+    room = room_beside_ends_bytes(rows, least, least[:, 0], last) + lightest * offset
+    there = np.arange(room.shape[1]) < rows.p[:, None]
+    room = np.where(there, np.maximum(room, 0.0) / _SAFETY, 0.0)
+    cheapest, able = np.full(room.shape, np.inf), np.ones(len(rows), dtype=np.bool_)
+    for kind, count in enumerate(rows.layout.cumulative[-1].tolist()):
+        beyond = kept[:, kind, None] - lightest
+        each = np.maximum(states[:, kind, None] + lightest * slope + beyond * least, 1.0)
+        able &= np.floor(room / each).sum(axis=1) >= count
+        cheapest = np.minimum(cheapest, each)
+    return np.asarray(able & (np.floor(room / cheapest).sum(axis=1) >= rows.layout.num_layers))
 
 
 Values = TypeVar("Values", FloatArray, IntArray, BoolArray)

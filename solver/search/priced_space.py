@@ -52,7 +52,7 @@ from meshwright.solver.cost.ways import (
 )
 from meshwright.solver.problem import Problem, gpu_counts
 from meshwright.solver.search.bounds import SAFETY, PassBounds, least_of_kind_s, objective_bound_s
-from meshwright.solver.search.memory_limits import may_fit
+from meshwright.solver.search.memory_limits import kinds_may_fit
 from meshwright.solver.search.rows import InCommon, Rows
 from meshwright.solver.space.factored import Crossing, Families, Kinds
 from meshwright.solver.space.launcher_rules import offloads
@@ -480,7 +480,7 @@ class _Memory:
         problem, columns = self.ways.problems[0], self.kinds.lightest(some)
         ways = _ways_of(self._in_common(), self.kinds, some)
         prices = priced_together(price_memory, ways, columns, self.profile)
-        return may_fit(_rows(problem, self.profile, columns, _laid_out(problem, prices)))
+        return kinds_may_fit(_rows(problem, self.profile, columns, _laid_out(problem, prices)))
 
     def _in_common(self) -> Ways:
         """Return the ways of the parts, each with the facts of all that have the same memory."""

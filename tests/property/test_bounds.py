@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.solver.configuration import SCHEDULES, SPLIT_BACKWARD
+from meshwright.solver.configuration import ALL_LAYERS, RECOMPUTE, SCHEDULES, SPLIT_BACKWARD
 from meshwright.solver.schedules.schedule import AUTOMATIC, BYPASSES_SYNC, V_SHAPED, rank_of_chunk
 from meshwright.solver.search.bounds import (
     Bounds,
@@ -26,7 +26,7 @@ from meshwright.solver.search.branch import (
 from meshwright.solver.search.fill import Fill, FillBounds, bounds_s, can_beat, least_bound_s
 from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.listed import patterns_of, shape_of
-from meshwright.solver.search.memory_limits import layer_caps, may_fit
+from meshwright.solver.search.memory_limits import kinds_may_fit, layer_caps, may_fit
 from meshwright.solver.search.priced_space import Priced
 from meshwright.solver.search.proof import least_of_candidates_s, least_step_bound_s
 from meshwright.solver.search.rows import Rows
@@ -99,6 +99,16 @@ def test_reach_is_exact_for_layers_of_one_kind_without_interleaving(rows: Rows) 
 def test_a_row_without_a_split_that_fits_cannot_beat_any_time(rows: Rows) -> None:
     fits = bool(exhaust(rows, 0).splits)
     assert bool(can_beat(rows, np.array([1e9]))[0]) == fits
+
+
+@given(st.one_of(priced_rows(any_schedule=True), priced_rows(in_turn=True, max_layers=12)))
+@settings(max_examples=3 * EXAMPLES, deadline=None)
+def test_memory_refutes_no_kind_that_has_a_row_with_a_split_that_fits(rows: Rows) -> None:
+    columns, full = rows.columns, RECOMPUTE.index("full")
+    again = np.where(columns.recompute == full, ALL_LAYERS, columns.recompute_layers)
+    fewest = np.minimum(columns.virtual_pipeline_size, 2)
+    lightest = replace(rows, columns=replace(columns, virtual_pipeline_size=fewest, recompute_layers=again))
+    assert kinds_may_fit(lightest)[0] or not exhaust(rows, 0).splits
 
 
 @given(priced_rows(in_turn=True, max_layers=12))

@@ -16,7 +16,7 @@ from meshwright.solver.problem import Problem
 from meshwright.solver.search import priced_space as unopened
 from meshwright.solver.search.bounds import least_of_kind_s, objective_bound_s
 from meshwright.solver.search.frontier import Frontier
-from meshwright.solver.search.memory_limits import may_fit
+from meshwright.solver.search.memory_limits import kinds_may_fit
 from meshwright.solver.search.priced_space import Unopened, priced_rows, priced_space
 from meshwright.solver.search.search import search
 from meshwright.solver.space.enumerate import enumerate_space
@@ -116,7 +116,7 @@ def test_a_family_is_bounded_and_refuted_as_each_shard_size_of_it_by_itself(laun
     every = kinds.families
     assert sorted(every.members.tolist()) == list(range(len(kinds)))
     lightest = kinds.lightest(np.arange(len(kinds)))
-    fits = may_fit(priced_rows(problem, profile, lightest))
+    fits = kinds_may_fit(priced_rows(problem, profile, lightest))
     assert np.array_equal(np.flatnonzero(fits), np.sort(families.members))
 
     which = np.repeat(np.arange(len(families)), families.sizes)

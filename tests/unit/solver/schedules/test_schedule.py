@@ -9,7 +9,15 @@ from meshwright.solver.answer import Answer
 from meshwright.solver.check import violations
 from meshwright.solver.configuration import SCHEDULES, SPLIT_BACKWARD, Columns
 from meshwright.solver.problem import Problem
-from meshwright.solver.schedules.schedule import V_SHAPED, fill_share, in_flight, schedules_of, takes_chunks
+from meshwright.solver.schedules.schedule import (
+    V_SHAPED,
+    fill_share,
+    in_flight,
+    least_in_flight,
+    rank_of_chunk,
+    schedules_of,
+    takes_chunks,
+)
 from meshwright.solver.search.search import search
 from meshwright.solver.space.enumerate import enumerate_space
 from tests.builders import a_cluster, a_model, a_problem
@@ -44,6 +52,28 @@ def test_gpipe_holds_every_micro_batch() -> None:
 def test_zb_2p_has_room_for_twice_as_many_on_every_rank() -> None:
 
     assert held(**FOUR, pipeline_schedule="zb_2p") == [8, 8, 8, 8]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name in SCHEDULES if takes_chunks(name, 2, 1) or name in ("interleaved_1f1b", "looped_bfs")],
+)
+@pytest.mark.parametrize("m", [1, 3, 5, 40])
+def test_layers_of_a_rank_are_in_flight_as_often_as_their_bound_or_more(name: str, m: int) -> None:
+    most = 1 if name in SPLIT_BACKWARD else 5
+    for p, v in [(p, v) for p in range(2, 8) for v in range(1, most + 1) if takes_chunks(name, p, v)]:
+        own = {"pipeline_parallel_size": p, "pipeline_schedule": name, "num_microbatches": m}
+        fewest = a_layout(**own, virtual_pipeline_size=min(v, 2), stage_layers=(1,) * p * min(v, 2))
+        least, slope, offset = (each[0] for each in least_in_flight(Columns.of([fewest])))
+        row = Columns.of([a_layout(**own, virtual_pipeline_size=v, stage_layers=(1,) * p * v)])
+        count, of_chunk = in_flight(row)[0], rank_of_chunk(row, p * v)[0]
+        for rank in range(p):
+            chunks = count[of_chunk == rank]
+            assert least[rank] <= chunks.min()
+            # q layers in each chunk and one more in the last e of them, which keep fewest
+            for q, e in [(q, e) for q in (1, 2, 3) for e in range(v)]:
+                layers = q + (np.arange(v) >= v - e)
+                assert layers @ chunks >= slope[rank] * layers.sum() - offset[rank]
 
 
 def test_an_interleaved_first_rank_runs_ahead_by_2p_minus_1_passes_and_a_chunk_round() -> None:
