@@ -37,6 +37,7 @@ from meshwright.solver.problem import PRECISIONS, Problem, SearchOptions, Worklo
 from meshwright.solver.space.expressions import ExpressionError, term_of, written_term
 from meshwright.solver.space.launcher_choice import LauncherChoice, launcher_faults, preferred
 from meshwright.solver.space.launcher_rules import (
+    packing_faults,
     pin_faults,
     stated_faults,
     workload_faults,
@@ -301,13 +302,7 @@ def _samples(problem: Problem) -> Iterator[FieldError]:
             allowed="reference frozen or adapters-off",
             tip=f"--reference {'adapters-off' if work.lora_rank else 'frozen'}",
         )
-    if work.sample != "sequence" and work.lengths is not None and work.lengths.batching == "packing":
-        yield FieldError(
-            pointer="/workload/lengths/batching",
-            message=f"{work.sample_kind.words} are not packed: each answer is a sequence of its own",
-            allowed="padding, padding_to_longest",
-            nearest="padding_to_longest",
-        )
+    yield from packing_faults(work)
 
 
 def _images(problem: Problem) -> Iterator[FieldError]:

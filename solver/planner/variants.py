@@ -15,6 +15,7 @@ from math import inf
 
 import numpy as np
 
+from meshwright.profiles.adapters import ALL_LINEAR
 from meshwright.profiles.capabilities import launcher_capabilities, launchers_of
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
 from meshwright.profiles.optimizers import OPTIMIZERS
@@ -489,7 +490,12 @@ def _warnings(
         # that not all GPUs can be used is said of the first plan's launcher alone: others may use more
         if (idle and answer is first) or not is_of_fewer(warning)
     )
-    return (*own, *([_UNLIKE_STACKS] if asked.priced_as == "any" else ()))
+    adapted = {*ALL_LINEAR} <= {*asked.workload.lora_targets} and asked.workload.lora_rank > 0
+    return (
+        *([_ALL_ADAPTED] if asked.launcher == "any" and adapted else ()),
+        *own,
+        *([_UNLIKE_STACKS] if asked.priced_as == "any" else ()),
+    )
 
 
 def _floors(answered: Sequence[Answered], unasked: int) -> RankFloors:
@@ -547,6 +553,7 @@ _UNLIKE_STACKS = (
     "each launcher is predicted with its own software stack, and each stack has a different "
     "error. To compare them on one software stack, add --stack"
 )
+_ALL_ADAPTED = "all linear layers have adapters under each launcher. Named alone, one may adapt fewer"
 
 
 def _notes(first: Answer, answered: Sequence[Answered], unasked: int) -> dict[str, str]:

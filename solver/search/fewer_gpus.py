@@ -29,6 +29,7 @@ from meshwright.solver.search.frontier import NO_RIVALS, Rivals
 from meshwright.solver.search.gpu_seconds import LeastPasses, least_gpu_s, least_passes
 from meshwright.solver.search.priced_space import Room, have_room
 from meshwright.solver.space.enumerate import (
+    LARGE_OUTER,
     MANY_OUTER,
     MOST_OUTER,
     estimated_outer,
@@ -106,7 +107,7 @@ def at_most_all(
         if not have_room(on_gpus(problem, (numbers[0],)), profile):
             numbers = []
             break
-        wave, numbers = _wave(problem, numbers)
+        wave, numbers = _wave(problem, numbers, usual=usual)
         rivals_of_wave = replace(known, least_s=_least_s(passes))
         answers.append(searched(wave, rivals_of_wave, usual=usual))
         known = _to_beat(problem, answers, rivals)
@@ -192,7 +193,8 @@ def waves(
     others = fewer_gpus(problem, least) if on_all else _others(problem, least)
     numbers = list(others)
     while numbers:
-        wave, numbers = _wave(problem, numbers, share=0.0)  # few have a faster plan: one search costs less
+        # few have a faster plan: one search costs less
+        wave, numbers = _wave(problem, numbers, share=0.0, usual=True)
         yield on_gpus(problem, tuple(wave))
         numbers = [n for n in numbers if n * last_s() >= each_s]
 
@@ -211,12 +213,17 @@ def _to_beat(problem: Problem, answers: Sequence[Answer], rivals: Rivals) -> Riv
     return NO_RIVALS if last == inf else Rivals(best, last * _ROUNDING, rivals.of_meshes)
 
 
-def _wave(problem: Problem, numbers: list[int], share: float = _WAVE) -> tuple[list[int], list[int]]:
-    """Return the numbers to search next, and those behind."""
-    rows, size = 0.0, 0
+def _wave(
+    problem: Problem, numbers: list[int], *, usual: bool, share: float = _WAVE
+) -> tuple[list[int], list[int]]:
+    """Return the numbers to search next, and those behind.
+
+    Not so many that only the usual candidates are searched of a number that has few of all of them.
+    """
+    rows, size, most = 0.0, 0, MOST_OUTER if usual else LARGE_OUTER
     while size < len(numbers) and numbers[size] >= share * numbers[0]:
-        rows += estimated_outer(on_gpus(problem, (numbers[size],)))
-        if size and rows > MOST_OUTER:
+        rows += estimated_outer(on_gpus(problem, (numbers[size],)), wide=not usual)
+        if size and rows > most:
             break
         size += 1
     return numbers[:size], numbers[size:]

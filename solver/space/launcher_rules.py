@@ -486,6 +486,17 @@ def batching_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
         )
 
 
+def packing_faults(work: Workload) -> Iterator[FieldError]:
+    """Reject packed answers: each is a sequence of its own."""
+    if work.sample != "sequence" and work.lengths is not None and work.lengths.batching == "packing":
+        yield FieldError(
+            pointer="/workload/lengths/batching",
+            message=f"{work.sample_kind.words} are not packed: each answer is a sequence of its own",
+            allowed="padding, padding_to_longest",
+            nearest="padding_to_longest",
+        )
+
+
 def option_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
     """Reject framework options that the launcher does not start with, whatever the configuration."""
     yield from stated_faults(problem)

@@ -46,7 +46,7 @@ class Change:
     problem: Problem  # the request with the change; its switches are still open
     also: tuple[Problem, ...] = ()  # with other values of what the change opens
     settings: Mapping[str, Any] = field(default_factory=dict)  # values by their paths in the request
-    frees_memory: bool = False  # so much that a layout far away may fit
+    moves_memory: bool = False  # so much that a layout far away may be the best
 
 
 def within_seconds(change: Change, seconds: float) -> Change:

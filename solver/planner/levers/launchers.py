@@ -15,16 +15,20 @@ from meshwright.profiles.profile import Profile, framework_of
 from meshwright.solver.answer import Answer, Lever
 from meshwright.solver.clock import WorkWatch, look
 from meshwright.solver.configuration import Configuration
+from meshwright.solver.planner.least_memory import may_have_room
 from meshwright.solver.planner.levers.change import (
     Best,
     Change,
+    Find,
     as_lever,
     leaves_idle,
     on_few_numbers,
     worth_s,
 )
 from meshwright.solver.planner.levers.nearby import plans_near
+from meshwright.solver.planner.levers.numerics import bases, of_fewer_bits
 from meshwright.solver.planner.levers.searched import first_proved, groups_of, has_stages, proved_plans
+from meshwright.solver.planner.levers.switches import offload
 from meshwright.solver.planner.variants import Variant
 from meshwright.solver.problem import Problem, usable_gpus
 from meshwright.solver.search.gpu_seconds import LeastPasses, least_passes
@@ -109,6 +113,32 @@ def _of_launcher(
     if best is not None:
         plans, _ = proved_plans(problem, best, profile, answer, searches)
         yield from (as_lever(problem, answer, best, plan) for plan in plans[:1])
+
+
+def of_launchers_without_room(problem: Problem, answer: Answer, find: Find) -> Iterator[Lever]:
+    """Yield what saves under a preferred launcher that lacks room, and has it with one change more.
+
+    ``default_launcher`` passes it over, so that a user who asks for the change alone gets that launcher. Of
+    the changes of numerics the fastest counts.
+    """
+    names = preferred(problem)[1]
+    better = names[: names.index(problem.launcher)]
+    for other in of_each_stack(problem):
+        name = other.problem.launcher
+        if name not in better or _TARGETS in other.settings or may_have_room(other.problem):
+            continue
+        for alike in ((*of_fewer_bits(other.problem), *bases(other.problem)), offload(other.problem)):
+            found = list[Lever]()
+            for change in alike:
+                look()
+                under = replace(
+                    change,
+                    words=f"{change.words} under {name}",
+                    settings={**other.settings, **change.settings},
+                )
+                plans, _ = find(under)
+                found += [as_lever(problem, answer, under, plan) for plan in plans[:1]]
+            yield from sorted(found, key=lambda one: -one.saves)[:1]
 
 
 def of_each_stack(problem: Problem) -> list[Change]:

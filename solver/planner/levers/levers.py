@@ -4,9 +4,9 @@ Each comes with other numerics, another script, package or batch, so that no sea
 Its plan is found a few moves away from the answer's own plans and from the rule of thumb, priced under the
 changed request, which takes milliseconds, and laid out in its fastest split. It has passed the independent
 check, and a search of the changed request finds that plan or a better one, so that the gain is a lower
-bound, and called one (``Lever.at_least``). Changes that free memory are searched, since a layout far away
-may then fit. So are batches where the first plan leaves GPUs idle, offload where it recomputes, changes
-with few candidates (``_is_searched``), and some other launchers (``_of_launcher``).
+bound, and called one (``Lever.at_least``). Changes that free or take much memory are searched, since a
+layout far away may then be best. So are batches where the first plan leaves GPUs idle, offload where it
+recomputes, changes with few candidates (``_is_searched``), and some other launchers (``_of_launcher``).
 ``every_lever`` searches each change instead, as ``explain --levers`` does.
 
 Work is counted, in configurations and in looks at the clock, so that an answer is the same on every machine
@@ -31,7 +31,7 @@ from meshwright.solver.planner.levers.change import (
     within_seconds,
     worth_of,
 )
-from meshwright.solver.planner.levers.launchers import launchers, of_launchers
+from meshwright.solver.planner.levers.launchers import launchers, of_launchers, of_launchers_without_room
 from meshwright.solver.planner.levers.nearby import plans_nearby, proved_or_near, with_ends_alone
 from meshwright.solver.planner.levers.neighbours import (
     batches,
@@ -107,6 +107,7 @@ def levers_of(
         found += one_group_alone(own, profile, answer, seconds=looks / LOOKS_PER_S)
         found += lighter(own, profile, answer, searches)
         found += of_launchers(own, profile, answer, looks=2 * looks)
+        found += of_launchers_without_room(own, answer, find)
         found += neighbours(own, profile, answer, find)
         found += relaid(own, answer, recipes, find)
     return in_order(_without_batches(problem, [*found, *packaged(problem, answer)]))
@@ -124,13 +125,13 @@ _FEW_OFFLOADED = 2000  # candidates with stages: a search of all that offload ma
 
 
 def _is_searched(problem: Problem, change: Change, answer: Answer) -> bool:
-    """Return whether a change is searched: it frees memory, or there are few candidates.
+    """Return whether a change is searched: it moves much memory, or there are few candidates.
 
     So are batches where the first plan leaves GPUs idle. With stages only other precisions are searched,
     since faster products favour other layouts, and offload where the first plan recomputes.
     """
     asked = change.problem
-    if change.frees_memory or (change.kind == "batch" and leaves_idle(problem, answer)):
+    if change.moves_memory or (change.kind == "batch" and leaves_idle(problem, answer)):
         return True
     if not has_stages(asked):
         return estimated_outer(asked) <= _FEW
@@ -202,6 +203,7 @@ def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch
             found += [as_lever(own, answer, change, best) for best in plans[:1]]
         found += one_group_alone(own, profile, answer, seconds=own.options.time_limit_s)
         find = partial(searched_plans, own, profile=profile, answer=answer)
+        found += of_launchers_without_room(own, answer, find)
         found += relaid(own, answer, [*published(own, profile, answer)], find)
         found += neighbours(own, profile, answer, find)
     found = [*_without_batches(problem, [*found, *packaged(problem, answer)])]

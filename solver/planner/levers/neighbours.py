@@ -21,6 +21,7 @@ from meshwright.solver.planner.levers.change import (
 from meshwright.solver.planner.levers.nearby import proved_or_near
 from meshwright.solver.planner.levers.searched import searched_plans
 from meshwright.solver.problem import Problem, on_gpus, usable_gpus
+from meshwright.solver.space.launcher_rules import packing_faults
 
 
 def rounder_on_unlike_nodes(
@@ -160,12 +161,14 @@ def batchings(problem: Problem) -> Iterator[Change]:
     """Yield the other batchings. Some launchers pack only with a micro-batch size of 1."""
     work, able = problem.workload, launcher_capabilities(problem.launcher)
     for batching, (words, effect) in _BATCHINGS.items():
-        if work.lengths is not None and batching != work.lengths.batching and batching in able.batchings:
-            lengths = replace(work.lengths, batching=batching)
+        if work.lengths is None or batching == work.lengths.batching or batching not in able.batchings:
+            continue
+        other = replace(work, lengths=replace(work.lengths, batching=batching))
+        if not any(packing_faults(other)):
             yield Change(
                 kind="batching",
                 words=words,
                 effect=effect,
-                problem=replace(problem, workload=replace(work, lengths=lengths)),
+                problem=replace(problem, workload=other),
                 settings={"workload.lengths.batching": batching},
             )

@@ -123,7 +123,7 @@ def bases(problem: Problem) -> Iterator[Change]:
                 effect=f"{bits}-bit frozen weights instead of {_written(work.base_precision)}: numerics",
                 problem=replace(problem, workload=replace(work, base_precision=name)),
                 settings={"workload.base_precision": name},
-                frees_memory=name != "bf16",
+                moves_memory=True,
             )
 
 

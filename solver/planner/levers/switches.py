@@ -63,7 +63,7 @@ def under_switch(problem: Problem, switch: Switch) -> Iterator[Change]:
         yield Change(
             kind=switch.name, words=switch.change, effect=switch.effect,
             problem=ways[0], also=tuple(ways[1:]),
-            settings={"search.allow": [switch.name]}, frees_memory=switch.frees_memory,
+            settings={"search.allow": [switch.name]}, moves_memory=switch.frees_memory,
         )  # fmt: skip
 
 

@@ -161,6 +161,27 @@ def test_frozen_weights_of_16_bits_are_named_where_others_take_longer(base: str)
     assert "numerics" in found[0].effect
 
 
+def test_a_change_that_gives_a_preferred_launcher_room_is_named() -> None:
+    # full training of 8B on two cards: Megatron-LM comes first, and has room for smaller states alone
+    raw: dict[str, Any] = {
+        "model": {"name": "llama-3.1-8b"},
+        "cluster": {"groups": [{"gpu": "a100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 2}]},
+        "workload": {"global_batch_size": 16, "seq_length": 4096},
+        "search": {"certify": "none", "top_k": 1},
+    }
+    problem = parse_problem(raw)
+    answer = ask_and_compare(problem, default_profile(problem.cluster, problem.launcher))
+    (lever,) = (one for one in answer.levers if one.change.endswith("under megatron-lm"))
+    assert lever.settings["launcher"] == "megatron-lm" != problem.launcher
+    # the same change without the launcher's name
+    raw["workload"]["optimizer"] = lever.settings["workload.optimizer"]
+    raw["search"]["allow"] = lever.settings.get("search.allow", [])
+    alone = parse_problem(raw)
+    assert alone.launcher == "megatron-lm"
+    (plan,) = ask(alone, default_profile(alone.cluster, alone.launcher)).plans
+    assert plan.prediction.step_time_s <= (1.0 + 1e-9) * lever.step_time_s
+
+
 @pytest.mark.usefixtures("no_other_launchers", "no_smaller_states")
 def test_compiled_layers_are_named_under_a_launcher_whose_operators_run_one_by_one() -> None:
     work: dict[str, object] = {"global_batch_size": 16, "seq_length": 2048, "lora_rank": 16}

@@ -132,6 +132,19 @@ def test_plans_of_any_launcher_are_its_plans_and_name_it(monkeypatch: pytest.Mon
     assert {plan.launchers for plan in own.plans} == {()}
 
 
+def test_launchers_are_compared_with_adapters_on_the_same_layers_and_the_answer_says_so() -> None:
+    raw: dict[str, Any] = {
+        "model": {"name": "qwen2.5-0.5b"},
+        "cluster": {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 1}]},
+        "workload": {"global_batch_size": 2, "seq_length": 1024, "lora_rank": 8},
+        "launcher": "any",
+        "search": {"certify": "none", "top_k": 1},
+    }
+    said = "all linear layers have adapters under each launcher"
+    assert any(said in warning for warning in answered(parse_problem(raw)).warnings[:1])
+    assert not any(said in one for one in answered(parse_problem({**raw, "launcher": "trl"})).warnings)
+
+
 def test_layouts_of_several_launchers_stand_once_under_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         variants, "launchers_of", lambda name: ("megatron-lm", "none") if name == "any" else (name,)

@@ -14,7 +14,8 @@ from meshwright.solver.search import fewer_gpus
 from meshwright.solver.search.fewer_gpus import IDLE
 from meshwright.solver.search.gpu_seconds import least_gpu_s, least_pass_gpu_s
 from meshwright.solver.search.search import search
-from meshwright.solver.space.enumerate import numbers_of_gpus
+from meshwright.solver.space import enumerate as enumerate_module
+from meshwright.solver.space.enumerate import estimated_outer, numbers_of_gpus
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
 
 SIZES: dict[str, int | str] = {
@@ -128,6 +129,17 @@ def test_a_plan_that_fits_on_fewer_nodes_alone_is_found() -> None:
     assert (found.status, found.num_gpus_used) == ("optimal", 2)
     assert found.notes[IDLE].startswith("5 of 7 nodes are idle: 2 nodes take ")
     assert found.notes[IDLE].endswith(" s a step with this batch, and no configuration fits on all 7")
+
+
+def test_all_candidates_of_fewer_gpus_are_searched_where_those_on_all_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So many numbers of GPUs are searched together that they have few candidates together."""
+    problem = on_17_nodes(pin={"tensor_parallel_size": 8}, top_k=1)
+    each = [estimated_outer(on_gpus(problem, (8 * nodes,)), wide=True) for nodes in range(1, 18)]
+    for module in (enumerate_module, fewer_gpus):
+        monkeypatch.setattr(module, "LARGE_OUTER", max(each))
+    assert answer_to(problem).space == "every"
 
 
 def test_a_search_that_ends_before_fewer_gpus_are_tried_claims_no_more_than_the_peak_allows(
