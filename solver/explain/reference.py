@@ -15,6 +15,8 @@ from functools import cache
 from math import log
 from typing import Any
 
+import numpy as np
+
 from meshwright.profiles.capabilities import Capabilities, launcher_capabilities
 from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.library import catalog_name
@@ -27,6 +29,7 @@ from meshwright.solver.cost.objective import is_plain
 from meshwright.solver.explain.alternatives import settle
 from meshwright.solver.predict import predict, predict_all, profile_of_variant
 from meshwright.solver.problem import Problem, SearchOptions, gpu_counts, per_node_of, with_changes
+from meshwright.solver.space.request_rules import counts_kept
 
 
 def reference_of(problem: Problem, profile: Profile, answer: Answer) -> Reference | None:
@@ -109,7 +112,17 @@ _SPREADS = 2  # numbers of GPUs that share experts
 
 
 def _gpus_of(problem: Problem, first: Plan) -> int:
-    return first.config.num_gpus if problem.options.gpus == "fewest" else gpu_counts(problem)[0]
+    """Return all GPUs, or the most whole nodes, or halves of one, that the limits of the request leave.
+
+    The first plan's where the request wants few.
+    """
+    if problem.options.gpus == "fewest":
+        return first.config.num_gpus
+    every, each = gpu_counts(problem)[0], per_node_of(problem)
+    halves = (each >> bit for bit in range(1, each.bit_length()))
+    counts = np.array([every, *range((every - 1) // each * each, 0, -each), *halves])
+    kept = counts[counts_kept(problem, counts)]
+    return int(kept[0]) if len(kept) else every
 
 
 def _without_limits(options: SearchOptions, gpus: int) -> SearchOptions:

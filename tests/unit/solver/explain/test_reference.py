@@ -16,7 +16,13 @@ RECIPE, TITAN, RULE = "Megatron-Bridge's recipe", "torchtitan's recipe", "the us
 
 
 def reference(
-    model: str, gpus: int, launcher: str, batch: int, *, seq: int = 4096, pin: dict[str, int] | None = None
+    model: str,
+    gpus: int,
+    launcher: str,
+    batch: int,
+    *,
+    seq: int = 4096,
+    search: dict[str, Any] | None = None,
 ) -> Reference:
     """The reference on nodes of up to eight H100; one GPU trains adapters of rank 16."""
     each = min(gpus, 8)
@@ -25,7 +31,7 @@ def reference(
         "cluster": {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": gpus // each, "gpus_per_node": each}]},
         "workload": {"global_batch_size": batch, "seq_length": seq, "lora_rank": 16 * (gpus == 1)},
         "launcher": launcher,
-        "search": {"top_k": 1, "certify": "none", "allow": ["none"], "pin": pin or {}},
+        "search": {"top_k": 1, "certify": "none", "allow": ["none"], **(search or {})},
     }
     problem = parse_problem(raw)
     profile = default_profile(problem.cluster, problem.priced_as)
@@ -70,7 +76,7 @@ def test_a_batch_of_odd_shares_is_no_reason_for_single_sequences() -> None:
 
 def test_what_the_request_pins_does_not_bind_what_one_would_run_today() -> None:
     """Tensor parallel 8 is slower than Megatron-Bridge's recipe for this model, which has 4."""
-    found = reference("qwen3-8b", 8, "megatron-lm", 64, pin={"tensor_parallel_size": 8})
+    found = reference("qwen3-8b", 8, "megatron-lm", 64, search={"pin": {"tensor_parallel_size": 8}})
     assert (found.name, found.config.tensor_parallel_size, found.problems) == (RECIPE, 4, ())
     assert found.speedup < 1.0
 
@@ -80,3 +86,20 @@ def test_a_batch_that_no_power_of_two_divides_is_named_as_the_problem() -> None:
     found = reference("llama-3.2-1b", 24, "megatron-lm", 100)
     assert found.config.global_batch_size == 120
     assert found.problems == ("no usual layout divides 100 sequences over 24 GPUs",)
+
+
+@pytest.mark.parametrize(
+    ("limit", "gpus"),
+    [
+        ({"max_power_kw": 12}, 16),  # 17 GPUs of 700 W
+        ({"constraints": ["num_gpus <= 20"]}, 16),  # two nodes of eight
+        ({"constraints": ["num_gpus <= 7"]}, 4),
+        ({"constraints": ["tensor_parallel_size <= 4"]}, 32),
+    ],
+)
+def test_a_reference_has_no_more_gpus_than_the_request_s_limits_leave(
+    limit: dict[str, Any], gpus: int
+) -> None:
+    found = reference("llama-3.1-8b", 32, "megatron-lm", 64, search=limit)
+    assert found.config.num_gpus == gpus
+    assert found.speedup >= 1.0
