@@ -132,12 +132,17 @@ class SimulationBudget:
 
     passes: int
     tick: Callable[[], object] = lambda: None  # called meanwhile
+    reserve: int = 0  # passes that ``draw`` adds
 
     def takes(self, passes: int) -> bool:
         """Spend so many passes, if they are left."""
         able = passes <= self.passes
         self.passes -= passes if able else 0
         return able
+
+    def draw(self) -> None:
+        """Add the reserve, once."""
+        self.passes, self.reserve = self.passes + self.reserve, 0
 
     def part(self, passes: int) -> SimulationBudget:
         """Set so many passes aside, or all that are left."""

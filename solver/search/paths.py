@@ -47,8 +47,8 @@ _MOST_ROUNDS = 480  # of one row
 _DIVIDED = 60  # paths in the average of a box before it is divided
 _INHERITED = 24  # paths that this average counts for in the parts
 _NEARER = 0.1  # share of the way from the best average to the latest, where the bound is usually higher
-# Where little effort is left, but the least bound rose by this share of its way to the target, add more.
-_LITTLE, _RISEN, _FURTHER = 2**25, 0.1, 3 * 2**27
+# The reserve is drawn on where fewer passes are left, if the least bound rose by this share of its way.
+_LITTLE, _RISEN = 2**25, 0.1
 _TOGETHER = 2**19  # passes that stay in the cache
 _ALONE = 2**19  # passes that are simulated in the time that one call takes whatever it simulates
 
@@ -358,11 +358,11 @@ def least_average_s(rows: Rows, low_s: FloatArray, target_s: float, effort: Simu
     average_s = np.zeros(len(rows))  # bounds by averages, which hold for the rows that a row dominates
     waiting: list[tuple[float, int]] = [(bound, at) for at, bound in enumerate(low_s.tolist())]
     heapq.heapify(waiting)
-    soon_s = float(low_s.min(initial=target_s)) * (1.0 - _RISEN) + target_s * _RISEN
+    risen_s = float(low_s.min(initial=target_s)) * (1.0 - _RISEN) + target_s * _RISEN
     while waiting and waiting[0][0] < target_s:
         bound, at = waiting[0]
-        if bound > soon_s and effort.passes < _LITTLE:
-            effort.passes, soon_s = effort.passes + _FURTHER, np.inf
+        if bound > risen_s and effort.passes < _LITTLE:
+            effort.draw()
         row = rows.take([at])
         if at not in begun and (dominated_s := float(average_s[dominators(rows, at)].max())) > bound:
             heapq.heapreplace(waiting, (dominated_s, at))
@@ -376,7 +376,7 @@ def least_average_s(rows: Rows, low_s: FloatArray, target_s: float, effort: Simu
         end_s, prices = begun[at].least_s, row.prices
         step_s = float(step_of_end_s(end_s, prices.straggler[0], prices.fixed_s[0]) * SAFETY)
         if not more and step_s < target_s:  # the others are bounded as far as that takes no effort
-            target_s = min(target_s, max(bound, step_s))
+            target_s = max(bound, step_s)
         average_s[at] = step_s
         heapq.heapreplace(waiting, (max(bound, step_s), at))
     return target_s

@@ -48,7 +48,8 @@ def least_step_bound_s(
 
     ``tick`` is called now and then.
     """
-    bound, effort = least_bound_s(rows, low_s, best_s, tick), SimulationBudget(_EFFORT, tick)
+    bound = least_bound_s(rows, low_s, best_s, tick)
+    effort = SimulationBudget(_EFFORT, tick, reserve=_EFFORT)
     target = best_s * (1.0 - _SHARE)
     if bound < target and rows.is_uniform:
         bound = max(bound, _beaten_s(rows, bound, target, effort))
@@ -64,14 +65,15 @@ def _beaten_s(rows: Rows, low_s: float, target_s: float, effort: SimulationBudge
     if len(hopeless):  # they hold the bound down, so nothing more has to be shown of the others
         target_s = least_bound_s(hopeless, low_s, target_s, effort.tick)
     least, done, open_ = target_s, list[int](), dict[int, float]()
-    averaged, too_wide = are_averaged(left), set[PathShape]()  # shapes with too many patterns to branch on
+    averaged = are_averaged(left)
+    held_down = set[PathShape]()  # branching left a row of the shape below the target
     for row in np.flatnonzero(tried & can_beat(left, np.full(len(left), target_s))).tolist():
         effort.tick()
         if done and dominators(left, row)[done].any():
             continue
         one = left.take([row])
         shape = PathShape.of(one)
-        if shape in too_wide or not is_branchable(one, least):
+        if (averaged[row] and shape in held_down) or not is_branchable(one, least):
             open_[row] = low_s
             continue
         own = effort.part(_BRANCHED if averaged[row] else effort.passes)
@@ -79,7 +81,7 @@ def _beaten_s(rows: Rows, low_s: float, target_s: float, effort: SimulationBudge
         effort.passes += own.passes
         if held.step_s < least and averaged[row]:
             open_[row] = held.step_s
-            too_wide.add(shape)
+            held_down.add(shape)
             continue
         least = min(least, held.step_s)
         if held.for_all:

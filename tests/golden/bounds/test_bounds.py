@@ -194,7 +194,8 @@ def _of_single(rows: Rows) -> dict[str, Any]:
                 held = least_simulation_s(row, step_s, SimulationBudget(2**16))
                 one += [held.step_s, held.for_all]
             if at == 0 and are_averaged(row)[0]:  # 128 rounds: some boxes are divided
-                one.append(least_average_s(row, low_s, step_s, SimulationBudget(2**26)))
+                effort = SimulationBudget(2**26, reserve=3 * 2**27)
+                one.append(least_average_s(row, low_s, step_s, effort))
         found["single"].append(one)
     return found
 

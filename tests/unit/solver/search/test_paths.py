@@ -116,9 +116,15 @@ def test_without_effort_the_known_bound_is_returned() -> None:
     assert least_average_s(row, np.array([0.05]), 1.0, SimulationBudget(0)) == 0.05
 
 
-def test_a_bound_that_rises_is_given_effort_once_more() -> None:
-    row, effort = some_rows(24, pp=6, vpp=3, m=6), SimulationBudget(2**24)
-    assert least_average_s(row, np.array([0.092]), 0.094, SimulationBudget(2**24 // 24)) == 0.092
-    found = least_average_s(row, np.array([0.092]), 0.094, effort)
-    assert 0.0933 < found < 0.094
-    assert effort.passes > 2**24
+def test_a_bound_that_rises_draws_once_on_the_reserve() -> None:
+    row, effort = some_rows(24, pp=6, vpp=3, m=6), SimulationBudget(2**24, reserve=2**28)
+    assert least_average_s(row, np.array([0.092]), 0.094, SimulationBudget(2**24)) < 0.0933
+    assert 0.0933 < least_average_s(row, np.array([0.092]), 0.094, effort) < 0.094
+    assert 0 < effort.passes < 2**28
+    assert effort.reserve == 0
+
+
+def test_a_bound_that_does_not_rise_leaves_the_reserve() -> None:
+    row, effort = some_rows(24, pp=6, vpp=3, m=6), SimulationBudget(2**24 // 24, reserve=2**28)
+    assert least_average_s(row, np.array([0.092]), 0.094, effort) == 0.092
+    assert effort.reserve == 2**28
