@@ -145,9 +145,9 @@ def _between(ranks: IntArray, inside: IntArray) -> Iterator[IntArray]:
 
 
 def _around_root(number: int) -> tuple[int, int]:
-    """Return the least divisor that is no less than a number's root, and the one before it."""
+    """Return the least divisor that is no less than a number's root, and the one before it (1 of 1)."""
     sizes = divisors(number)
-    at = next(at for at, size in enumerate(sizes) if size * size >= number)
+    at = sum(size * size < number for size in sizes)
     return sizes[at], sizes[max(at - 1, 0)]
 
 

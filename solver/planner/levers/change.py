@@ -46,7 +46,7 @@ class Change:
     problem: Problem  # the request with the change; its switches are still open
     also: tuple[Problem, ...] = ()  # with other values of what the change opens
     settings: Mapping[str, Any] = field(default_factory=dict)  # values by their paths in the request
-    moves_memory: bool = False  # so much that a layout far away may be the best
+    moves_memory: bool = False  # the best layout may be far from the first plan's
 
 
 def within_seconds(change: Change, seconds: float) -> Change:
@@ -140,15 +140,13 @@ class Best:
 
 
 Found = tuple[list[Best], bool]  # the best first, and whether no plan is better
-
-
 Find = Callable[[Change], Found]
 
 
 def as_lever(problem: Problem, answer: Answer, change: Change, best: Best) -> Lever:
     """Return a change with its plan and what that saves of the first plan's time per token.
 
-    By a quantile other plans than the fastest may save more.
+    Plans are sought by their step, so that the gain of a robust answer is a lower bound.
     """
     first, config, seen = answer.ranking[0], best.config, best.prediction
     now_s, then_s = first.prediction.step_time_s, seen.step_time_s

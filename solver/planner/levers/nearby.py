@@ -37,7 +37,11 @@ def proved_or_near(
     return plans if proved else plans_near(problem, change, profile, answer)
 
 
-_ROUNDS, _BEAM, _LAST = 3, 2, 3  # of moves, from so many configurations each; plans that are predicted
+_ROUNDS, _BEAM, _LAST = (
+    3,
+    2,
+    3,
+)  # rounds of moves; configurations that each moves on from; plans predicted at the end
 _HOPELESS = 1.15  # times as slow at first as what is to be beaten: nothing near is faster
 _UNCERTAIN = 0.03  # of a step: what the simulation may add to the closed form, or take off it
 
@@ -176,7 +180,7 @@ def _chunked(config: Configuration, layers: int, alone: int = 0) -> Iterator[Con
 
 
 def _with_replicas(config: Configuration, num_gpus: int) -> Configuration:
-    """Return a configuration with as many replicas as fill so many GPUs; as it is where none do."""
+    """Return a configuration with the replicas that fill ``num_gpus``; unchanged if none do."""
     each = config.num_gpus // config.data_parallel_size
     replicas = num_gpus // each
     if replicas == config.data_parallel_size or num_gpus % each:
@@ -205,7 +209,7 @@ class _Descent:
     way: Problem
     profile: Profile
     rules: tuple[Rule, ...]
-    known: dict[Configuration, _Seen] = field(default_factory=dict)
+    seen: dict[Configuration, _Seen] = field(default_factory=dict)
     opened: set[Configuration] = field(default_factory=set)
 
     def is_alike(self, other: _Descent) -> bool:
@@ -218,8 +222,8 @@ class _Descent:
         """Return the legal configurations not seen before among fresh ones and moves of some others."""
         self.opened.update(beam)
         moves = (each for one in beam for each in moves_of(self.way, one))
-        new = [one for one in dict.fromkeys((*fresh, *moves)) if one not in self.known]
-        self.known |= dict.fromkeys(new, _ILLEGAL)
+        new = [one for one in dict.fromkeys((*fresh, *moves)) if one not in self.seen]
+        self.seen |= dict.fromkeys(new, _ILLEGAL)
         legal = violation_masks(self.rules, Columns.of(new)) == 0 if new else ()
         return [new[at] for at in np.flatnonzero(legal)]
 
@@ -232,17 +236,17 @@ class _Descent:
 
     def fastest(self, *, fits: bool, most: int) -> list[Configuration]:
         """Return legal configurations, the fastest first."""
-        able = [one for one, seen in self.known.items() if seen.fits == fits and seen.step_s < inf]
-        return sorted(able, key=lambda one: self.known[one].step_s)[:most]
+        able = [one for one, its in self.seen.items() if its.fits == fits and its.step_s < inf]
+        return sorted(able, key=lambda one: self.seen[one].step_s)[:most]
 
     def least_s(self, *, fits: bool) -> float:
         """Return the step of the fastest configuration that was seen; inf: none."""
-        return min((one.step_s for one in self.known.values() if one.fits == fits), default=inf)
+        return min((one.step_s for one in self.seen.values() if one.fits == fits), default=inf)
 
     def plan(self, most_s: float) -> Plan | None:
         """Return the fastest plan on the best meshes that fit, in any split, within ``most_s``."""
         near_s, best = (1.0 + _UNCERTAIN) * most_s, self.fastest(fits=True, most=_LAST)
-        last = [one for one in best if self.known[one].step_s <= near_s]
+        last = [one for one in best if self.seen[one].step_s <= near_s]
         if not last:
             return None
         rows = priced_space(self.way, self.profile, Columns.of(last))
@@ -278,7 +282,7 @@ def _move_on(rounds: Iterable[_Round]) -> None:
         most_bytes = memory_budget_bytes(first.way, first.profile) + ROUNDED_BYTES
         fits = (held_bytes <= most_bytes).tolist()
         for (at, config), step_s, able in zip(meshes, steps_s.tolist(), fits, strict=True):
-            descents[at].known[config] = _Seen(step_s, able)
+            descents[at].seen[config] = _Seen(step_s, able)
 
 
 def _leading(descents: Sequence[_Descent]) -> list[_Descent]:

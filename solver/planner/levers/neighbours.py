@@ -28,7 +28,7 @@ def rounder_on_unlike_nodes(
     problem: Problem, profile: Profile, answer: Answer, *, seconds: float
 ) -> Iterator[Lever]:
     """Yield the roundest batch and length nearby for stages on unlike nodes, each by a search."""
-    changes = [*_near_batches(problem)[:1], *_near_lengths(problem)[:1]]
+    changes = [*near_batches(problem)[:1], *_near_lengths(problem)[:1]]
     for change in changes:
         look()
         plans, _ = searched_plans(problem, within_seconds(change, seconds), profile, answer)
@@ -65,7 +65,7 @@ def _with_batch(problem: Problem, size: int) -> Problem:
     return on_gpus(own, tuple(dict.fromkeys((*numbers, *more))))
 
 
-_REACH = 16  # a neighbour is at most one part in so many away, and at least 1 may be
+_REACH = 16  # a neighbour differs by at most a 16th of the number, and by 1 of a small one
 
 
 def rounder(number: int) -> list[int]:
@@ -102,7 +102,7 @@ def neighbours(problem: Problem, profile: Profile, answer: Answer, find: Find) -
     def distance(lever: Lever) -> int:
         return sum(abs(int(lever.settings[path]) - own[path]) for path in lever.settings)
 
-    for changes in (_near_lengths(problem), _near_batches(problem)):  # lengths take less work
+    for changes in (_near_lengths(problem), near_batches(problem)):  # lengths take less work
         found, most = list[Lever](), 0.0
         for change in changes:
             look()
@@ -113,7 +113,8 @@ def neighbours(problem: Problem, profile: Profile, answer: Answer, find: Find) -
         yield from sorted((one for one in found if one.saves >= most - WORTH), key=distance)[:1]
 
 
-def _near_batches(problem: Problem) -> list[Change]:
+def near_batches(problem: Problem) -> list[Change]:
+    """Return the rounder batches beside the request's own, the roundest first."""
     work = problem.workload
     if "num_microbatches" in problem.options.named:
         return []

@@ -33,9 +33,9 @@ _STATES = {  # the last two keep no FP32 master weights
 
 
 def _gradients(problem: Problem) -> Iterator[Change]:
-    if problem.workload.precision != "fp32":
-        for one in (one for one in left_closed(problem) if one.name == GRADIENTS):
-            yield from (replace(change, kind="gradients") for change in under_switch(problem, one))
+    for switch in left_closed(problem) if problem.workload.precision != "fp32" else ():
+        if switch.name == GRADIENTS:
+            yield from (replace(change, kind="gradients") for change in under_switch(problem, switch))
 
 
 def _states(problem: Problem) -> Iterator[Change]:
@@ -45,11 +45,11 @@ def _states(problem: Problem) -> Iterator[Change]:
         return
     for name, words in _STATES.items():
         if name not in problem.options.allow and name in known:
-            bits = f"Adam's moments are kept in {8 if '8bit' in name else 16} bits: numerics"
+            effect = f"Adam's moments are kept in {8 if '8bit' in name else 16} bits: numerics"
             yield Change(
                 kind="optimizer",
                 words=words,
-                effect=bits if name in STATES else f"weights are updated in 16 bits, and {bits}",
+                effect=effect if name in STATES else f"weights are updated in 16 bits, and {effect}",
                 problem=replace(problem, workload=replace(work, optimizer=name)),
                 settings={"workload.optimizer": name},
             )
@@ -82,13 +82,11 @@ def precisions(problem: Problem) -> Iterator[Change]:
 
     recipe = work.framework_options.get("precision_recipe", "none")
     if work.precision in ("fp16", "fp32") and all_have("bf16"):
-        changed = replace(problem, workload=replace(work, precision="bf16"))
-        effect = f"bf16 instead of {work.precision}: numerics"
         yield Change(
             kind="precision",
             words="bf16",
-            effect=effect,
-            problem=changed,
+            effect=f"bf16 instead of {work.precision}: numerics",
+            problem=replace(problem, workload=replace(work, precision="bf16")),
             settings={"workload.precision": "bf16"},
         )
     if (

@@ -21,7 +21,7 @@ from meshwright.solver.planner.launchers import ask_and_compare
 from meshwright.solver.planner.levers import launchers as of_launchers
 from meshwright.solver.planner.levers import numerics
 from meshwright.solver.planner.levers.levers import levers_of
-from meshwright.solver.planner.levers.neighbours import _near_batches, batches, batchings, rounder
+from meshwright.solver.planner.levers.neighbours import batches, batchings, near_batches, rounder
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
 from tests.builders import a_problem
@@ -413,7 +413,7 @@ def test_changes_of_robust_plans_save_of_the_quantile() -> None:
     assert 0.1 < lever.saves <= 1.0 - asked.prediction.step_time_high_s / first_s + 1e-9
 
 
-def test_one_node_is_the_fewest() -> None:
+def test_one_node_has_no_levers_where_the_fewest_are_asked() -> None:
     problem = parse_problem(
         {
             "model": {"name": "llama-3.2-1b"},
@@ -448,7 +448,7 @@ def test_neighbours_are_those_that_more_powers_of_two_divide_the_roundest_first(
 @pytest.mark.parametrize("batch", [*range(1, 70), 97, 512, 514, 521])
 def test_no_batch_is_tried_twice(batch: int) -> None:
     problem = a_problem(batch=batch)
-    sizes = [one.problem.workload.global_batch_size for one in (*batches(problem), *_near_batches(problem))]
+    sizes = [one.problem.workload.global_batch_size for one in (*batches(problem), *near_batches(problem))]
     assert sorted({*sizes, batch}) == sorted([*sizes, batch])
 
 
