@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import compress, islice
 from typing import Any
 
 import numpy as np
@@ -103,15 +104,23 @@ def on_few_numbers(problem: Problem, answer: Answer) -> Problem:
         return problem
     counts, batch = gpu_counts(own), problem.workload.global_batch_size
     if own.options.max_power_kw is not None:
-        every = (*counts, *fewer_gpus(own, 1))
-        kept = (one for one in every if counts_kept(own, np.array([one]))[0])
-        counts = (next(kept, counts[0]),)
+        counts = (next(within_power_budget(own), counts[0]),)
     replicas = [size for size in divisors(batch) if size <= counts[0]]
     inner = [1 << (counts[0] // size).bit_length() - 1 for size in replicas]  # tensor ranks or stages
     _, shared = max((one**3 * each**2, one * each) for one, each in zip(replicas, inner, strict=True))
     may = can_start(problem, shared) and allows_nodes_of(problem, shared)
     numbers = {answer.ranking[0].config.num_gpus, *counts, *([shared] if may else [])}
     return problem if numbers == {*gpu_counts(own)} else on_gpus(problem, tuple(numbers))
+
+
+def within_power_budget(problem: Problem, *, fewer: int | None = None) -> Iterator[int]:
+    """Yield the numbers of GPUs within a request's power budget, the most first.
+
+    ``fewer``: how many of those below all GPUs; None: all.
+    """
+    counts = gpu_counts(problem)
+    yield from compress(counts, counts_kept(problem, np.array(counts)))
+    yield from islice(fewer_gpus(problem, 1), fewer)  # which are within it
 
 
 def leaves_idle(problem: Problem, answer: Answer) -> bool:

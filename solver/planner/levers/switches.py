@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
-
-import numpy as np
 
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import framework_facts, with_options
@@ -15,7 +12,15 @@ from meshwright.profiles.switches import Setting, Switch
 from meshwright.solver.answer import Answer, Lever, Plan, settled_problem
 from meshwright.solver.clock import WorkWatch, look
 from meshwright.solver.configuration import HIERARCHICAL
-from meshwright.solver.planner.levers.change import WORTH, Best, Change, allowing, as_lever, worth_s
+from meshwright.solver.planner.levers.change import (
+    WORTH,
+    Best,
+    Change,
+    allowing,
+    as_lever,
+    within_power_budget,
+    worth_s,
+)
 from meshwright.solver.planner.levers.nearby import plans_near
 from meshwright.solver.planner.levers.searched import fastest_within, groups_of
 from meshwright.solver.planner.variants import scores_s
@@ -26,14 +31,12 @@ from meshwright.solver.problem import (
     WEIGHT_SHARDS,
     Objective,
     Problem,
-    gpu_counts,
     left_closed,
     on_gpus,
     usable_gpus,
 )
-from meshwright.solver.space.enumerate import fewer_gpus
 from meshwright.solver.space.launcher_rules import standing_alone, weight_shard_obstacle
-from meshwright.solver.space.request_rules import counts_kept, limited_by
+from meshwright.solver.space.request_rules import limited_by
 
 GRADIENTS = "gradient_dtype"  # the switch that is a change of the states
 
@@ -87,9 +90,7 @@ _NUMBERS = 8  # of GPUs that are tried under each limit
 def _on_most(problem: Problem) -> Problem:
     """Return a request on the most GPUs that share its power."""
     own = on_gpus(problem, ())
-    every = [*gpu_counts(own), *islice(fewer_gpus(own, 1), _NUMBERS)]
-    kept = counts_kept(own, np.array(every))
-    return on_gpus(own, tuple(number for number, keeps in zip(every, kept, strict=True) if keeps))
+    return on_gpus(own, tuple(within_power_budget(own, fewer=_NUMBERS)))
 
 
 def _offered(problem: Problem, objective: Objective) -> list[Switch]:
