@@ -22,7 +22,7 @@ from math import gcd, inf
 from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Answer, Plan, Prediction, RankFloors, Status, status_of_all, with_gaps
 from meshwright.solver.clock import Watch, relative_gap
-from meshwright.solver.configuration import BoolArray, Columns, Configuration, FloatArray, mesh_of
+from meshwright.solver.configuration import Configuration, mesh_of
 from meshwright.solver.cost.objective import claim_of, is_plain
 from meshwright.solver.problem import Problem, gpu_counts, on_gpus, per_node_of, usable_gpus
 from meshwright.solver.search.frontier import NO_RIVALS, Rivals
@@ -108,17 +108,13 @@ def at_most_all(
             numbers = []
             break
         wave, numbers = _wave(problem, numbers, usual=usual)
-        rivals_of_wave = replace(known, least_s=_least_s(passes))
+        rivals_of_wave = known if passes is None else replace(known, least_s=passes.of_rows)
         answers.append(searched(wave, rivals_of_wave, usual=usual))
         known = _to_beat(problem, answers, rivals)
         numbers = [n for n in numbers if n * known.last_s >= each_s]
     most = numbers[0] if counted and numbers else usable_gpus(problem)
     unsearched_s = each_s / most if numbers or not counted else inf
     return _joined(problem, profile, answers, watch, unsearched_s)
-
-
-def _least_s(passes: LeastPasses | None) -> Callable[[Columns, BoolArray], FloatArray] | None:
-    return None if passes is None or not len(passes.sizes) else passes.step_s
 
 
 # What is searched first; answers are the same whatever that is.
@@ -163,7 +159,7 @@ def _from_fewer(
     known = _to_beat(problem, [replace(fewer, plans=()), fewer], rivals)
     if usual and known.last_s < inf:
         passes = least_passes(problem, profile, ways, wide=False)
-        known = replace(known, least_s=_least_s(passes))
+        known = replace(known, least_s=passes.of_rows)
     numbers = numbers_of_gpus(problem)
     of_all = searched(numbers, known, usual=usual)
     too_few = len(_ranked(problem, [of_all, fewer])) < problem.options.top_k

@@ -9,7 +9,7 @@ enumerated.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -54,6 +54,11 @@ class LeastPasses:
     def least_gpu_s(self) -> float:
         """Return what no row of any sizes takes less than; 0 where nothing is known."""
         return float(self.gpu_s.min()) if len(self.gpu_s) else 0.0
+
+    @property
+    def of_rows(self) -> Callable[[Columns, BoolArray], FloatArray] | None:
+        """Return ``step_s``; None where nothing is known."""
+        return self.step_s if len(self.sizes) else None
 
     def step_s(self, rows: Columns, alone: BoolArray) -> FloatArray:
         """Return what no step of rows, nor its closed form, takes less than, (n,); 0 of unknown sizes.

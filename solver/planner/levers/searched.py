@@ -91,9 +91,8 @@ def fastest_within(
     """
     plans, proved = list[Best](), bool(groups)
     for every, own in zip_longest(groups, passes):
-        group, least_s = every, None
-        if own is not None and len(own.sizes) and not are_few(every[0].problem):
-            group, least_s = _among_usual(every), own.step_s
+        least_s = None if own is None or are_few(every[0].problem) else own.of_rows
+        group = every if least_s is None else _among_usual(every)
         first, *others = group
         found = search(
             first.problem, first.profile, ways=[one.problem for one in others],
