@@ -49,13 +49,13 @@ def render_levers(
     if not sought:
         return Group(formatting.wrapped(_UNSOUGHT, width))
     other = "nodes" if fewest else OBJECTIVE_NAMES[objective] if objective == "energy_per_token" else ""
-    saved = other or f"{'90th-percentile ' * (objective == 'robust')}time per token"
-    seen, robust = first.prediction, objective == "robust"
-    kind, step_s = ("90th-percentile step", seen.step_time_high_s) if robust else ("step", seen.step_time_s)
-    step = f"{kind} of {formatting.seconds(step_s)}"
-    of_first = (
-        f"nodes, on which a step takes {formatting.seconds(seen.step_time_s)}" if fewest else other or step
-    )
+    seen, kind, step_s = first.prediction, "", first.prediction.step_time_s
+    if objective == "robust":
+        kind, step_s = "90th-percentile ", seen.step_time_high_s
+    saved = other or f"{kind}time per token"
+    step = f"{kind}step of {formatting.seconds(step_s)}"
+    on_nodes = f"nodes, on which a step takes {formatting.seconds(seen.step_time_s)}"
+    of_first = on_nodes if fewest else other or step
     head = f"Changes that you may decide and that save more than 1 % of the first plan's {of_first}:"
     none = f"No change that you may decide saves more than 1 % of the first plan's {of_first}."
     lines = [formatting.wrapped(head if levers else none, width)]

@@ -121,8 +121,7 @@ def of_launchers_without_room(problem: Problem, answer: Answer, find: Find) -> I
     ``default_launcher`` passes it over, so that a user who asks for the change alone gets that launcher. Of
     the changes of numerics the fastest counts.
     """
-    names = preferred(problem)[1]
-    better = names[: names.index(problem.launcher)]
+    better = _better(problem)
     for other in of_each_stack(problem):
         name = other.problem.launcher
         if name not in better or _TARGETS in other.settings or may_have_room(other.problem):
@@ -207,9 +206,8 @@ def other_launchers(problem: Problem) -> Iterator[Problem]:
     )  # fmt: skip
     if problem.launcher in ("none", "any"):
         return
-    names = preferred(problem)[1]
-    better = names[: names.index(problem.launcher)]
-    for name in names:
+    better = _better(problem)
+    for name in preferred(problem)[1]:
         able, other = launcher_capabilities(name), replace(problem.under(name), options=options)
         places = other.places_stages and not problem.places_stages
         alike = able.framework == own.framework and name not in better and not places
@@ -219,6 +217,12 @@ def other_launchers(problem: Problem) -> Iterator[Problem]:
             one for one in (other, _adapting_all(other)) if next(launcher_faults(one, name), None) is None
         )
         yield from islice(able_ones, 1)
+
+
+def _better(problem: Problem) -> Sequence[str]:
+    """Return the launchers that are preferred to a request's own."""
+    names = preferred(problem)[1]
+    return names[: names.index(problem.launcher)]
 
 
 def _adapting_all(problem: Problem) -> Problem:
