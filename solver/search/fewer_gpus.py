@@ -19,15 +19,17 @@ from functools import partial
 from itertools import chain, islice, takewhile
 from math import gcd, inf
 
+import numpy as np
+
 from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Answer, Plan, Prediction, RankFloors, Status, status_of_all, with_gaps
 from meshwright.solver.clock import Watch, relative_gap
-from meshwright.solver.configuration import Configuration, mesh_of
+from meshwright.solver.configuration import Configuration, IntArray, mesh_of
 from meshwright.solver.cost.objective import claim_of, is_plain
 from meshwright.solver.problem import Problem, gpu_counts, on_gpus, per_node_of, usable_gpus
 from meshwright.solver.search.frontier import NO_RIVALS, Rivals
-from meshwright.solver.search.gpu_seconds import LeastPasses, least_gpu_s, least_passes
-from meshwright.solver.search.priced_space import Room, have_room
+from meshwright.solver.search.gpu_seconds import LeastPasses, PlainRows, least_gpu_s, least_passes
+from meshwright.solver.search.priced_space import Room, have_room, states_fit
 from meshwright.solver.space.enumerate import (
     LARGE_OUTER,
     MANY_OUTER,
@@ -35,6 +37,7 @@ from meshwright.solver.space.enumerate import (
     estimated_outer,
     fewer_are_used,
     fewer_gpus,
+    fewer_products,
     numbers_of_gpus,
 )
 from meshwright.solver.splits import divisors
@@ -81,8 +84,15 @@ def at_most_all(
         likely_s: returns the score of a likely plan on the most GPUs of a problem; ``inf``: none fits.
     """
     searched = partial(_searched, problem, search=search, watch=watch)
-    large = watch.left_s >= _UNHURRIED_S and estimated_outer(problem) * (1 + len(ways)) > MANY_OUTER
-    first = _sharing_best(problem, likely_s) if large else None
+    unhurried = watch.left_s >= _UNHURRIED_S
+    crowded = unhurried and usable_gpus(problem) > problem.workload.global_batch_size
+    large = unhurried and estimated_outer(problem) * (1 + len(ways)) > MANY_OUTER
+    first, passes = None, None
+    if crowded:
+        passes = least_passes(problem, profile, ways, wide=False)
+        first = _quickest(problem, profile, ways, passes)
+    elif large:
+        first = _sharing_best(problem, likely_s)
     if first is None:
         answers, passes = [search(problem, rivals)], None
         if "sample" in answers[0].notes:  # nothing is proved of all GPUs, and smaller spaces are as large
@@ -91,10 +101,22 @@ def at_most_all(
         answers, passes = _from_fewer(problem, profile, searched, ways=ways, rivals=rivals, first=first)
     known = _to_beat(problem, answers, rivals)
     numbers, counted, each_s = list[int](), False, least_gpu_s(problem, profile, ways)
+    of_number_s = dict[int, float]()
     has_rows = bool(answers[0].plans) or answers[0].status == "optimal"  # mere rivals' plans are faster
     usual = has_rows and answers[0].space == "usual"
+
+
+    def among(numbers: IntArray) -> IntArray:
+        """Return the numbers with bounds by passes that are not too high."""
+        if not crowded or passes is None:
+            return numbers
+        plain = PlainRows.of(problem, ways, numbers, passes, wide=not usual)
+        least_s = plain.of_numbers_s(numbers)
+        of_number_s.update(zip(numbers.tolist(), least_s.tolist(), strict=True))
+        return numbers[least_s <= known.last_s]
+
     with watch.closing().cut():
-        others = (number for number in _others(problem, each_s / known.last_s) if number != first)
+        others = (number for number in _others(problem, each_s / known.last_s, among) if number != first)
         largest = [*islice(others, 1)]
         cheap = usual or problem.model.moe is None  # else all rows of experts are sooner searched
         if largest and known.last_s < inf and cheap and passes is None:
@@ -111,13 +133,16 @@ def at_most_all(
         rivals_of_wave = known if passes is None else replace(known, least_s=passes.of_rows)
         answers.append(searched(wave, rivals_of_wave, usual=usual))
         known = _to_beat(problem, answers, rivals)
-        numbers = [n for n in numbers if n * known.last_s >= each_s]
+        numbers = [n for n in numbers if max(each_s / n, of_number_s.get(n, 0.0)) <= known.last_s]
     most = numbers[0] if counted and numbers else usable_gpus(problem)
     unsearched_s = each_s / most if numbers or not counted else inf
     return _joined(problem, profile, answers, watch, unsearched_s)
 
 
 # What is searched first; answers are the same whatever that is.
+#
+# Where GPUs are more than sequences, pipelines run few micro-batches, and numbers of GPUs differ most in how
+# many those are: the number of the least bound by passes is searched first, and bounds leave few others.
 _UNHURRIED_S = 10.0  # of the time limit: in less, all GPUs come first
 _MORE_SHARED = 2  # times as many GPUs that share the batch
 _LEAST_USED = 0.5  # of all GPUs
@@ -136,6 +161,21 @@ def _sharing_best(problem: Problem, likely_s: Callable[[Problem], float]) -> int
         return None
     of_all_s = likely_s(problem)
     return best if of_all_s < inf and likely_s(on_gpus(problem, (best,))) < _FASTER * of_all_s else None
+
+
+def _quickest(
+    problem: Problem, profile: Profile, ways: Sequence[Problem], passes: LeastPasses
+) -> int | None:
+    """Return the number of GPUs with the least bound by passes, if that is below the one of all GPUs."""
+    every = usable_gpus(problem)
+    fewer = fewer_products(problem)
+    numbers = np.append(every, fewer[fewer >= _LEAST_USED * every])
+    plain = PlainRows.of(problem, ways, numbers, passes, wide=False)
+    fit = np.flatnonzero(states_fit(problem, plain.columns, profile))
+    least_s = plain.take(fit).of_numbers_s(numbers)
+    best = int(numbers[least_s.argmin()])
+    quicker = least_s.min() < _FASTER * least_s[0]
+    return next(_others(problem, best, lambda _: np.array([best])), None) if quicker else None
 
 
 def _from_fewer(
@@ -195,10 +235,12 @@ def waves(
         numbers = [n for n in numbers if n * last_s() >= each_s]
 
 
-def _others(problem: Problem, least: float) -> Iterator[int]:
+def _others(
+    problem: Problem, least: float, among: Callable[[IntArray], IntArray] = lambda numbers: numbers
+) -> Iterator[int]:
     """Yield the numbers of GPUs, down to ``least``, that a search on all of them leaves out."""
     searched = numbers_of_gpus(problem)
-    return (n for n in fewer_gpus(problem, least) if n not in searched)
+    return (n for n in fewer_gpus(problem, least, among) if n not in searched)
 
 
 def _to_beat(problem: Problem, answers: Sequence[Answer], rivals: Rivals) -> Rivals:

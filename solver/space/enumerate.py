@@ -181,22 +181,20 @@ def _inner_axes(problem: Problem, *, wide: bool) -> tuple[list[int], list[int]]:
     )
 
 
-def _meshes(problem: Problem, num_gpus: int, *, wide: bool) -> IntArray:
+def _meshes(problem: Problem, numbers: Sequence[int] | IntArray, *, wide: bool) -> IntArray:
+    """Return (tp, cp, pp, dp, ep) rows of some numbers of GPUs, number by number."""
     model = problem.model
     tensor, context = _inner_axes(problem, wide=wide)
     counts = divisors(model.moe.num_experts) if model.moe else (1,)
-    experts = with_request(problem, "expert_parallel_size", counts)
-    rows = [
-        (tp, cp, pp, num_gpus // (tp * cp * pp), ep)
-        for tp in tensor
-        for cp in context
-        if num_gpus % (tp * cp) == 0
-        for pp in divisors(num_gpus // (tp * cp))
-        if pp <= problem.most_chunks
-        for ep in experts
-        if ep == 1 or num_gpus // pp % ep == 0
-    ]
-    return np.array(rows, dtype=np.int64).reshape(-1, 5)
+    experts = np.array(with_request(problem, "expert_parallel_size", counts), dtype=np.int64)
+    axes = np.ix_(numbers, tensor, context, range(1, problem.most_chunks + 1))
+    gpus, tp, cp, pp = (axis.astype(np.int64) for axis in axes)
+    n, t, c, p = np.nonzero(gpus % (tp * cp * pp) == 0)
+    size = np.stack([tp.ravel()[t], cp.ravel()[c], pp.ravel()[p]], axis=1)
+    total = gpus.ravel()[n]
+    row, at = np.nonzero((experts == 1) | ((total // size[:, 2])[:, None] % experts == 0))
+    data = total // size.prod(axis=1)
+    return np.concatenate([size[row], data[row, None], experts[at, None]], axis=1)
 
 
 _SPLITS = np.array([name in SPLIT_BACKWARD for name in SCHEDULES])
@@ -249,7 +247,7 @@ def _chunked(problem: Problem, sizes: Iterable[int]) -> list[Chunkings]:
 
 def _plain_blocks(problem: Problem, num_gpus: int, *, wide: bool) -> Iterator[tuple[IntArray, Columns]]:
     """Yield pipeline sizes, and their one-chunk rows before they are widened."""
-    meshes = _meshes(problem, num_gpus, wide=wide)
+    meshes = _meshes(problem, (num_gpus,), wide=wide)
     sizes, counts = np.unique(meshes[:, 2], return_counts=True)
     ends = np.flatnonzero(np.diff(np.cumsum(counts) // _TOGETHER) + np.diff(sizes > 1)) + 1
     for some in np.split(sizes, ends) if len(sizes) else ():
@@ -267,6 +265,41 @@ def _may_be_legal(problem: Problem, num_gpus: int, rules: Sequence[Rule]) -> boo
         for batch in batch_sizes(problem)
         for _, plain in _plain_blocks(with_batch(problem, batch), num_gpus, wide=True)
     )
+
+
+def plain_rows(problem: Problem, numbers: IntArray, *, wide: bool) -> Columns:
+    """Return the one-chunk rows of numbers of GPUs, before they are widened, that may have a legal row.
+
+    Asked are rules on columns that widened rows and chunkings share with their plain row.
+    """
+    rules = tuple(rule for rule in rules_of(problem) if {*CHANGED, *OF_CHUNKS}.isdisjoint(rule.reads))
+    meshes, found = _meshes(problem, numbers, wide=wide), [Columns.nothing()]
+    for batch in batch_sizes(problem):
+        own = with_batch(problem, batch)
+        for staged in (False, True):
+            some = meshes[(meshes[:, 2] > 1) == staged]
+            if len(some):
+                plain = _outer_of(own, some, some[:, 2], wide=wide)
+                found.append(plain.take(outer_legal(rules, plain)))
+    return Columns.concatenate(found)
+
+
+_OF_PIPELINE = frozenset({"pipeline_parallel_size", "num_microbatches", *OF_CHUNKS})
+
+
+def run_alone(problem: Problem, plain: Columns) -> BoolArray:
+    """Mark plain rows that have one chunk a rank and whole backward passes in each legal row, (n,)."""
+    rules = tuple(rule for rule in rules_of(problem) if _OF_PIPELINE.issuperset(rule.reads))
+    first, which = distinct([plain.pipeline_parallel_size, plain.num_microbatches])
+    some = plain.take(first)
+    alone = np.ones(len(first), dtype=np.bool_)
+    for pp in np.unique(some.pipeline_parallel_size).tolist():
+        inner = chunkings_of(problem, pp)
+        others = inner[(inner[:, 0] > 1) | _SPLITS[inner[:, 3]]]
+        at = np.flatnonzero(some.pipeline_parallel_size == pp)
+        legal = violation_masks(rules, crossed(some.take(at), others)) == 0
+        alone[at] = ~legal.reshape(len(at), -1).any(axis=1)
+    return np.asarray(alone[which])
 
 
 def _outer_of(problem: Problem, meshes: IntArray, sizes: IntArray, *, wide: bool) -> Columns:
@@ -448,7 +481,7 @@ def _with_chunkings(problem: Problem, rules: Sequence[Rule], stages: Sequence[in
 
 def _fewer_gpus(problem: Problem) -> list[int]:
     """Return smaller GPU counts that axes and batch allow, whole nodes first, then largest first."""
-    products = _fewer_products(problem)
+    products = fewer_products(problem)
     whole = products % per_node_of(problem) == 0
     return [int(n) for n in (*products[whole][:_MAX_FALLBACKS], *products[~whole][:_MAX_FALLBACKS])]
 
@@ -465,7 +498,7 @@ def _tried_in_turn(problem: Problem, counts: Sequence[int], legal: Sequence[int]
         yield from _fallbacks(problem)
 
 
-def _fewer_products(problem: Problem) -> IntArray:
+def fewer_products(problem: Problem) -> IntArray:
     """Return GPU counts below all usable ones that axes and batch allow, largest first."""
     products = _products(problem)
     products = products[products < usable_gpus(problem)][::-1]
@@ -495,16 +528,17 @@ def _is_legal_on(problem: Problem, num_gpus: int, *, rules: tuple[Rule, ...]) ->
     return may_be and _of_counts(here, (num_gpus,), rules, asked).num_legal > 0
 
 
-def fewer_gpus(problem: Problem, least: float) -> Iterator[int]:
+def fewer_gpus(
+    problem: Problem, least: float, among: Callable[[IntArray], IntArray] = lambda numbers: numbers
+) -> Iterator[int]:
     """Yield GPU counts below all usable ones on which a row may be legal, largest first, down to ``least``.
 
     Numbers that the launcher can start, numbers where no legal row uses all GPUs of as many nodes, and
-    numbers of other variants.
+    numbers of other variants. ``among`` returns those that are looked at.
     """
     able, rules, also = _may_be_used(problem), rules_of(problem), problem.options.also_gpus
-    for num_gpus in _fewer_products(problem).tolist():
-        if num_gpus < least:
-            return
+    products = fewer_products(problem)
+    for num_gpus in among(products[products >= least]).tolist():
         look()
         if (num_gpus in also or able(num_gpus)) and _may_be_legal(problem, num_gpus, rules):
             yield num_gpus
@@ -640,7 +674,7 @@ def _some_legal(problem: Problem, outer: Columns, rules: tuple[Rule, ...]) -> bo
 
 def _estimated_on(problem: Problem, num_gpus: int, *, wide: bool) -> tuple[float, Columns]:
     """Estimate one number of GPUs, and return some of its rows: widening is probed."""
-    meshes, total, probed = _meshes(problem, num_gpus, wide=wide), 0.0, list[Columns]()
+    meshes, total, probed = _meshes(problem, (num_gpus,), wide=wide), 0.0, list[Columns]()
     for batch in (with_batch(problem, one) for one in batch_sizes(problem)):
         for staged in (False, True):
             mesh, step, (i, j) = _tried(batch, meshes[(meshes[:, 2] > 1) == staged], wide=wide)
@@ -674,7 +708,7 @@ def sampled_space(problem: Problem, *, wide: bool = False, legal_only: bool = Tr
     chosen = spread_evenly(len(ways), _MOST_COUNTS)
     for batch, count in (ways[at] for at in chosen.tolist()):
         one = with_batch(problem, batch)
-        meshes = _meshes(one, count, wide=wide)
+        meshes = _meshes(one, (count,), wide=wide)
         sizes = np.unique(meshes[:, 2]).tolist()
         few = max(_SAMPLED // max(len(sizes) * len(chosen), 1), 2)
         for pp in sizes:
