@@ -116,11 +116,15 @@ def at_most_all(
         return numbers[least_s <= known.last_s]
 
     with watch.closing().cut():
+        cheap = usual or problem.model.moe is None  # else all rows of experts are sooner searched
+        bounded = partial(least_passes, problem, profile, ways, wide=not usual)
+        lacks_bound = passes is None and cheap and known.last_s < inf
+        if lacks_bound and crowded:
+            passes = bounded()
         others = (number for number in _others(problem, each_s / known.last_s, among) if number != first)
         largest = [*islice(others, 1)]
-        cheap = usual or problem.model.moe is None  # else all rows of experts are sooner searched
-        if largest and known.last_s < inf and cheap and passes is None:
-            passes = least_passes(problem, profile, ways, wide=not usual)
+        if lacks_bound and largest and not crowded:
+            passes = bounded()
         if passes is not None:
             each_s = max(each_s, passes.least_gpu_s)
         numbers = [*takewhile(lambda n: n * known.last_s >= each_s, chain(largest, others))]
