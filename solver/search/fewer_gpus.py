@@ -84,15 +84,7 @@ def at_most_all(
         likely_s: returns the score of a likely plan on the most GPUs of a problem; ``inf``: none fits.
     """
     searched = partial(_searched, problem, search=search, watch=watch)
-    unhurried = watch.left_s >= _UNHURRIED_S
-    crowded = unhurried and usable_gpus(problem) > problem.workload.global_batch_size
-    large = unhurried and estimated_outer(problem) * (1 + len(ways)) > MANY_OUTER
-    first, passes = None, None
-    if crowded:
-        passes = least_passes(problem, profile, ways, wide=False)
-        first = _quickest(problem, profile, ways, passes)
-    elif large:
-        first = _sharing_best(problem, likely_s)
+    first = _searched_first(problem, profile, watch, ways=ways, likely_s=likely_s)
     if first is None:
         answers, passes = [search(problem, rivals)], None
         if "sample" in answers[0].notes:  # nothing is proved of all GPUs, and smaller spaces are as large
@@ -101,30 +93,22 @@ def at_most_all(
         answers, passes = _from_fewer(problem, profile, searched, ways=ways, rivals=rivals, first=first)
     known = _to_beat(problem, answers, rivals)
     numbers, counted, each_s = list[int](), False, least_gpu_s(problem, profile, ways)
-    of_number_s = dict[int, float]()
     has_rows = bool(answers[0].plans) or answers[0].status == "optimal"  # mere rivals' plans are faster
-    usual = has_rows and answers[0].space == "usual"
+    usual, floor_s = has_rows and answers[0].space == "usual", dict[int, float]()
 
-
-    def among(numbers: IntArray) -> IntArray:
-        """Return the numbers with bounds by passes that are not too high."""
-        if not crowded or passes is None:
-            return numbers
-        plain = PlainRows.of(problem, ways, numbers, passes, wide=not usual)
-        least_s = plain.of_numbers_s(numbers)
-        of_number_s.update(zip(numbers.tolist(), least_s.tolist(), strict=True))
-        return numbers[least_s <= known.last_s]
+    def among(some: IntArray) -> IntArray:
+        floor_s.update(_floors_s(problem, ways, passes, some, wide=not usual))
+        return np.array([n for n in some.tolist() if floor_s[n] <= known.last_s], dtype=np.int64)
 
     with watch.closing().cut():
         cheap = usual or problem.model.moe is None  # else all rows of experts are sooner searched
-        bounded = partial(least_passes, problem, profile, ways, wide=not usual)
         lacks_bound = passes is None and cheap and known.last_s < inf
-        if lacks_bound and crowded:
-            passes = bounded()
+        if lacks_bound and _are_crowded(problem):
+            passes = least_passes(problem, profile, ways, wide=not usual)
         others = (number for number in _others(problem, each_s / known.last_s, among) if number != first)
         largest = [*islice(others, 1)]
-        if lacks_bound and largest and not crowded:
-            passes = bounded()
+        if lacks_bound and largest and passes is None:
+            passes = least_passes(problem, profile, ways, wide=not usual)
         if passes is not None:
             each_s = max(each_s, passes.least_gpu_s)
         numbers = [*takewhile(lambda n: n * known.last_s >= each_s, chain(largest, others))]
@@ -137,7 +121,7 @@ def at_most_all(
         rivals_of_wave = known if passes is None else replace(known, least_s=passes.of_rows)
         answers.append(searched(wave, rivals_of_wave, usual=usual))
         known = _to_beat(problem, answers, rivals)
-        numbers = [n for n in numbers if max(each_s / n, of_number_s.get(n, 0.0)) <= known.last_s]
+        numbers = [n for n in numbers if max(each_s / n, floor_s[n]) <= known.last_s]
     most = numbers[0] if counted and numbers else usable_gpus(problem)
     unsearched_s = each_s / most if numbers or not counted else inf
     return _joined(problem, profile, answers, watch, unsearched_s)
@@ -145,12 +129,30 @@ def at_most_all(
 
 # What is searched first; answers are the same whatever that is.
 #
-# Where GPUs are more than sequences, pipelines run few micro-batches, and numbers of GPUs differ most in how
-# many those are: the number of the least bound by passes is searched first, and bounds leave few others.
+# Where GPUs are many for the sequences, pipelines run few micro-batches, and numbers of GPUs differ most in
+# how many those are. Bounds by passes name the number to search first, and leave few others.
+_CROWDED = 2  # GPUs for each sequence
 _UNHURRIED_S = 10.0  # of the time limit: in less, all GPUs come first
 _MORE_SHARED = 2  # times as many GPUs that share the batch
 _LEAST_USED = 0.5  # of all GPUs
 _FASTER = 0.97  # of the likely plan's step on all GPUs
+
+
+def _searched_first(
+    problem: Problem,
+    profile: Profile,
+    watch: Watch,
+    *,
+    ways: Sequence[Problem],
+    likely_s: Callable[[Problem], float],
+) -> int | None:
+    """Return the number of GPUs that is searched before all of them; None: those come first."""
+    if watch.left_s < _UNHURRIED_S:
+        return None
+    if _are_crowded(problem):
+        return _quickest(problem, profile, ways)
+    large = estimated_outer(problem) * (1 + len(ways)) > MANY_OUTER
+    return _sharing_best(problem, likely_s) if large else None
 
 
 def _sharing_best(problem: Problem, likely_s: Callable[[Problem], float]) -> int | None:
@@ -167,11 +169,28 @@ def _sharing_best(problem: Problem, likely_s: Callable[[Problem], float]) -> int
     return best if of_all_s < inf and likely_s(on_gpus(problem, (best,))) < _FASTER * of_all_s else None
 
 
-def _quickest(
-    problem: Problem, profile: Profile, ways: Sequence[Problem], passes: LeastPasses
-) -> int | None:
+def _are_crowded(problem: Problem) -> bool:
+    return usable_gpus(problem) > _CROWDED * problem.workload.global_batch_size
+
+
+def _floors_s(
+    problem: Problem,
+    ways: Sequence[Problem],
+    passes: LeastPasses | None,
+    numbers: IntArray,
+    *,
+    wide: bool,
+) -> dict[int, float]:
+    """Return what no row on each number of GPUs scores less than by passes; 0 where others are quicker."""
+    floor_s = np.zeros(len(numbers))
+    if passes is not None and _are_crowded(problem):
+        floor_s = PlainRows.of(problem, ways, numbers, passes, wide=wide).of_numbers_s(numbers)
+    return dict(zip(numbers.tolist(), floor_s.tolist(), strict=True))
+
+
+def _quickest(problem: Problem, profile: Profile, ways: Sequence[Problem]) -> int | None:
     """Return the number of GPUs with the least bound by passes, if that is below the one of all GPUs."""
-    every = usable_gpus(problem)
+    every, passes = usable_gpus(problem), least_passes(problem, profile, ways, wide=False)
     fewer = fewer_products(problem)
     numbers = np.append(every, fewer[fewer >= _LEAST_USED * every])
     plain = PlainRows.of(problem, ways, numbers, passes, wide=False)
