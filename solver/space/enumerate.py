@@ -181,22 +181,20 @@ def _inner_axes(problem: Problem, *, wide: bool) -> tuple[list[int], list[int]]:
     )
 
 
-def _meshes(problem: Problem, num_gpus: int, *, wide: bool) -> IntArray:
+def _meshes(problem: Problem, numbers: Sequence[int], *, wide: bool) -> IntArray:
+    """Return (tp, cp, pp, dp, ep) rows of some numbers of GPUs, number by number."""
     model = problem.model
     tensor, context = _inner_axes(problem, wide=wide)
     counts = divisors(model.moe.num_experts) if model.moe else (1,)
-    experts = with_request(problem, "expert_parallel_size", counts)
-    rows = [
-        (tp, cp, pp, num_gpus // (tp * cp * pp), ep)
-        for tp in tensor
-        for cp in context
-        if num_gpus % (tp * cp) == 0
-        for pp in divisors(num_gpus // (tp * cp))
-        if pp <= problem.most_chunks
-        for ep in experts
-        if ep == 1 or num_gpus // pp % ep == 0
-    ]
-    return np.array(rows, dtype=np.int64).reshape(-1, 5)
+    experts = np.array(with_request(problem, "expert_parallel_size", counts))
+    stages = sorted({pp for n in numbers for pp in divisors(n) if pp <= problem.most_chunks})
+    axes = np.array([*product(tensor, context, stages)], dtype=np.int64).reshape(-1, 3)
+    of_all = np.array(numbers)[:, None]
+    number, at = np.nonzero(of_all % axes.prod(axis=1) == 0)
+    each = axes[at]
+    dp = of_all[number, 0] // each.prod(axis=1)
+    row, ep = np.nonzero((experts == 1) | ((dp * each[:, 0] * each[:, 1])[:, None] % experts == 0))
+    return np.column_stack([each[row], dp[row], experts[ep]])
 
 
 _SPLITS = np.array([name in SPLIT_BACKWARD for name in SCHEDULES])
@@ -233,12 +231,12 @@ class Beyond:
 
 
 def _outer_blocks(
-    problem: Problem, num_gpus: int, *, wide: bool, others: set[int], beyond: Beyond | None = None
+    problem: Problem, numbers: Sequence[int], *, wide: bool, others: set[int], beyond: Beyond | None = None
 ) -> Iterator[tuple[list[int], Columns]]:
     """Yield pipeline sizes and their one-chunk rows, without batches that are asked apart, ``others``."""
-    for some, every in _plain_blocks(problem, num_gpus, wide=wide):
+    for some, every in _plain_blocks(problem, numbers, wide=wide):
         plain = every.take(~is_one_of(every.global_batch_size, others)) if others else every
-        plain = plain.take(beyond.near(plain)) if beyond else plain
+        plain = _within(problem, beyond, plain, some.tolist()) if beyond else plain
         outer = widened(problem, plain, wide=wide)
         yield some.tolist(), outer.take(np.argsort(outer.pipeline_parallel_size, kind="stable"))
 
@@ -247,9 +245,26 @@ def _chunked(problem: Problem, sizes: Iterable[int]) -> list[Chunkings]:
     return [(pp, chunkings_of(problem, pp)) for pp in sizes]
 
 
-def _plain_blocks(problem: Problem, num_gpus: int, *, wide: bool) -> Iterator[tuple[IntArray, Columns]]:
+def _within(problem: Problem, beyond: Beyond, plain: Columns, sizes: Sequence[int]) -> Columns:
+    """Return the rows, before they are widened, that may be within the limit with legal chunks.
+
+    Rules are asked that hold for all rows that are widened from one, whatever they recompute.
+    """
+    near = plain.take(beyond.near(plain))
+    near = near.take(np.argsort(near.pipeline_parallel_size, kind="stable"))
+    apart = {*CHANGED, "recompute", "recompute_layers"}
+    rules = tuple(rule for rule in rules_of(problem) if apart.isdisjoint(rule.reads))
+    chunks, schedule = (OF_CHUNKS.index(name) for name in ("virtual_pipeline_size", "pipeline_schedule"))
+    lists = [(pp, every[distinct([every[:, chunks], every[:, schedule]])[0]])
+             for pp, every in _chunked(problem, sizes)]  # fmt: skip
+    return beyond.without(legal_rows(rules, [(OuterRows.of(rules, near), lists)])[0]).outer
+
+
+def _plain_blocks(
+    problem: Problem, numbers: Sequence[int], *, wide: bool
+) -> Iterator[tuple[IntArray, Columns]]:
     """Yield pipeline sizes, and their one-chunk rows before they are widened."""
-    meshes = _meshes(problem, num_gpus, wide=wide)
+    meshes = _meshes(problem, numbers, wide=wide)
     sizes, counts = np.unique(meshes[:, 2], return_counts=True)
     ends = np.flatnonzero(np.diff(np.cumsum(counts) // _TOGETHER) + np.diff(sizes > 1)) + 1
     for some in np.split(sizes, ends) if len(sizes) else ():
@@ -265,7 +280,7 @@ def _may_be_legal(problem: Problem, num_gpus: int, rules: Sequence[Rule]) -> boo
     return any(
         outer_legal(asked, plain).any()
         for batch in batch_sizes(problem)
-        for _, plain in _plain_blocks(with_batch(problem, batch), num_gpus, wide=True)
+        for _, plain in _plain_blocks(with_batch(problem, batch), (num_gpus,), wide=True)
     )
 
 
@@ -314,18 +329,18 @@ def _one_chunk(problem: Problem, rows: IntArray) -> Columns:
     )
 
 
-def _enumerate(problem: Problem, num_gpus: int, rules: tuple[Rule, ...], asked: _Asked) -> Space:
+def _enumerate(problem: Problem, numbers: tuple[int, ...], rules: tuple[Rule, ...], asked: _Asked) -> Space:
     batches = batch_sizes(problem)
     blocks = (
         (own, some, outer)
         for batch in batches
         for own in (with_batch(problem, batch),)
         for some, outer in _outer_blocks(
-            own, num_gpus, wide=asked.wide, others={*batches} - {batch}, beyond=asked.beyond
+            own, numbers, wide=asked.wide, others={*batches} - {batch}, beyond=asked.beyond
         )
     )
     if asked.legal_only:
-        key = num_gpus, asked.wide, asked.beyond is None, _of_outer_rows(problem, rules)
+        key = numbers, asked.wide, asked.beyond is None, _of_outer_rows(problem, rules)
         if key not in asked.outer_rows:
             asked.outer_rows[key] = [
                 (own.workload.global_batch_size, some, OuterRows.of(rules, outer))
@@ -337,14 +352,22 @@ def _enumerate(problem: Problem, num_gpus: int, rules: tuple[Rule, ...], asked: 
         )
         rows, refuted = legal_rows(rules, legal, asked.tick)
         rows = asked.beyond.without(rows) if asked.beyond else rows
+        rows = _by_number(rows, numbers)
         masks = np.broadcast_to(np.int64(0), len(rows))  # a hundred million zeros take eight bytes
-        return Space(rows=rows, masks=masks, rules=rules, num_gpus=num_gpus, warnings=(), refuted=refuted,
+        return Space(rows=rows, masks=masks, rules=rules, num_gpus=numbers[0], warnings=(), refuted=refuted,
                      every=asked.wide)  # fmt: skip
     columns = Columns.concatenate(
         [crossed(*part) for own, some, outer in blocks for part in parts_of(outer, _chunked(own, some))]
     )
     masks = violation_masks(rules, columns)
-    return Space(rows=columns, masks=masks, rules=rules, num_gpus=num_gpus, warnings=(), every=asked.wide)
+    return Space(rows=columns, masks=masks, rules=rules, num_gpus=numbers[0], warnings=(), every=asked.wide)
+
+
+def _by_number(rows: Crossing, numbers: Sequence[int]) -> Crossing:
+    """Return rows number by number of GPUs; those of one stay in their order."""
+    if len(numbers) == 1 or not len(rows):
+        return rows
+    return rows.among(np.argsort(-rows.outer.num_gpus, kind="stable"))
 
 
 def _of_outer_rows(problem: Problem, rules: Sequence[Rule]) -> Hashable:
@@ -640,7 +663,7 @@ def _some_legal(problem: Problem, outer: Columns, rules: tuple[Rule, ...]) -> bo
 
 def _estimated_on(problem: Problem, num_gpus: int, *, wide: bool) -> tuple[float, Columns]:
     """Estimate one number of GPUs, and return some of its rows: widening is probed."""
-    meshes, total, probed = _meshes(problem, num_gpus, wide=wide), 0.0, list[Columns]()
+    meshes, total, probed = _meshes(problem, (num_gpus,), wide=wide), 0.0, list[Columns]()
     for batch in (with_batch(problem, one) for one in batch_sizes(problem)):
         for staged in (False, True):
             mesh, step, (i, j) = _tried(batch, meshes[(meshes[:, 2] > 1) == staged], wide=wide)
@@ -674,7 +697,7 @@ def sampled_space(problem: Problem, *, wide: bool = False, legal_only: bool = Tr
     chosen = spread_evenly(len(ways), _MOST_COUNTS)
     for batch, count in (ways[at] for at in chosen.tolist()):
         one = with_batch(problem, batch)
-        meshes = _meshes(one, count, wide=wide)
+        meshes = _meshes(one, (count,), wide=wide)
         sizes = np.unique(meshes[:, 2]).tolist()
         few = max(_SAMPLED // max(len(sizes) * len(chosen), 1), 2)
         for pp in sizes:
@@ -714,7 +737,7 @@ def likely_space(problem: Problem) -> Space:
                 _chunked(one, some.tolist()),
             )
             for one in own[:_MOST_COUNTS]
-            for some, plain in _plain_blocks(one, num_gpus, wide=False)
+            for some, plain in _plain_blocks(one, (num_gpus,), wide=False)
         )
         found, _ = legal_rows(rules, blocks)
         if len(found):
@@ -781,7 +804,9 @@ def with_whole(problem: Problem, space: Space) -> Space:
         return space
     if _estimated_rows(problem, wide=True) > _MOST_WRITTEN:
         return _joined([sampled_space(problem, wide=True, legal_only=False), space], *space.warnings)
-    return _joined([_enumerate(problem, counts[0], space.rules, _Asked(wide=True)), space], *space.warnings)
+    return _joined(
+        [_enumerate(problem, counts[:1], space.rules, _Asked(wide=True)), space], *space.warnings
+    )
 
 
 def _of_counts(problem: Problem, counts: tuple[int, ...], rules: tuple[Rule, ...], asked: _Asked) -> Space:
@@ -809,18 +834,16 @@ def _left_out_legal(
         len(legal_rows(rules, [(OuterRows.of(rules, outer), _chunked(own, some))], asked.tick)[0])
         for count in counts
         for own in (with_batch(problem, batch) for batch in batch_sizes(problem))
-        for some, outer in _outer_blocks(own, count, wide=asked.wide, others=set())
+        for some, outer in _outer_blocks(own, (count,), wide=asked.wide, others=set())
     )
 
 
 def _of_candidates(
     problem: Problem, counts: tuple[int, ...], rules: tuple[Rule, ...], asked: _Asked
 ) -> Space:
-    found = [_enumerate(problem, counts[0], rules, asked)]
-    for count in counts[1:]:
-        look()
-        found.append(_enumerate(problem, count, rules, asked))
-    return _joined(found)
+    if asked.legal_only:
+        return _enumerate(problem, counts, rules, asked)
+    return _joined([_enumerate(problem, (count,), rules, asked) for count in counts])
 
 
 _NO_LEGAL = "no legal configuration uses all of them"
