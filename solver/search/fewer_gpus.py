@@ -32,6 +32,7 @@ from meshwright.solver.space.enumerate import (
     LARGE_OUTER,
     MANY_OUTER,
     MOST_OUTER,
+    estimated_on_each,
     estimated_outer,
     fewer_are_used,
     fewer_gpus,
@@ -217,8 +218,9 @@ def _wave(
     Not so many that only the usual candidates are searched of a number that has few of all of them.
     """
     rows, size, most = 0.0, 0, MOST_OUTER if usual else LARGE_OUTER
-    while size < len(numbers) and numbers[size] >= share * numbers[0]:
-        rows += estimated_outer(on_gpus(problem, (numbers[size],)), wide=not usual)
+    near = [number for number in numbers if number >= share * numbers[0]]
+    for each in estimated_on_each(problem, near, wide=not usual):
+        rows += each
         if size and rows > most:
             break
         size += 1

@@ -234,7 +234,8 @@ def _outer_blocks(
     problem: Problem, numbers: Sequence[int], *, wide: bool, others: set[int], beyond: Beyond | None = None
 ) -> Iterator[tuple[list[int], Columns]]:
     """Yield pipeline sizes and their one-chunk rows, without batches that are asked apart, ``others``."""
-    for some, every in _plain_blocks(problem, numbers, wide=wide):
+    most = _TOGETHER * len(numbers) if beyond else _TOGETHER
+    for some, every in _plain_blocks(problem, numbers, wide=wide, most=most):
         plain = every.take(~is_one_of(every.global_batch_size, others)) if others else every
         plain = _within(problem, beyond, plain, some.tolist()) if beyond else plain
         outer = widened(problem, plain, wide=wide)
@@ -261,12 +262,12 @@ def _within(problem: Problem, beyond: Beyond, plain: Columns, sizes: Sequence[in
 
 
 def _plain_blocks(
-    problem: Problem, numbers: Sequence[int], *, wide: bool
+    problem: Problem, numbers: Sequence[int], *, wide: bool, most: int = _TOGETHER
 ) -> Iterator[tuple[IntArray, Columns]]:
-    """Yield pipeline sizes, and their one-chunk rows before they are widened."""
+    """Yield pipeline sizes of about ``most`` meshes, and their one-chunk rows before they are widened."""
     meshes = _meshes(problem, numbers, wide=wide)
     sizes, counts = np.unique(meshes[:, 2], return_counts=True)
-    ends = np.flatnonzero(np.diff(np.cumsum(counts) // _TOGETHER) + np.diff(sizes > 1)) + 1
+    ends = np.flatnonzero(np.diff(np.cumsum(counts) // most) + np.diff(sizes > 1)) + 1
     for some in np.split(sizes, ends) if len(sizes) else ():
         yield some, _outer_of(problem, meshes, some, wide=wide)
 
@@ -279,8 +280,9 @@ def _may_be_legal(problem: Problem, num_gpus: int, rules: Sequence[Rule]) -> boo
     asked = tuple(rule for rule in rules if {*CHANGED, *OF_CHUNKS}.isdisjoint(rule.reads))
     return any(
         outer_legal(asked, plain).any()
+        for wide in (False, True)  # mostly one of the few usual rows is
         for batch in batch_sizes(problem)
-        for _, plain in _plain_blocks(with_batch(problem, batch), (num_gpus,), wide=True)
+        for _, plain in _plain_blocks(with_batch(problem, batch), (num_gpus,), wide=wide)
     )
 
 
@@ -510,7 +512,7 @@ def _may_be_used(problem: Problem) -> Callable[[int], bool]:
 def _is_legal_on(problem: Problem, num_gpus: int, *, rules: tuple[Rule, ...]) -> bool:
     """Return whether a row is legal on so many GPUs."""
     look()
-    if _some_legal(problem, _estimated_on(problem, num_gpus, wide=False)[1], rules):
+    if _some_legal(problem, _estimated_on(problem, (num_gpus,), wide=False)[1], rules):
         return True  # of most numbers; else all rows are looked at
     here = on_gpus(problem, (num_gpus,))
     asked = _Asked(legal_only=True, whole_too_large=partial(is_too_large, here, wide=True))
@@ -609,7 +611,7 @@ def numbers_of_gpus(problem: Problem) -> tuple[int, ...]:
         if counts[0] in legal or _are_enough(legal, num_gpus):
             break
         look()
-        some = _estimated_on(problem, num_gpus, wide=False)[1]
+        some = _estimated_on(problem, (num_gpus,), wide=False)[1]
         found = _some_legal(problem, some, rules)  # of most numbers; else all are looked at
         if not (found or _may_be_legal(problem, num_gpus, rules)):
             continue
@@ -631,18 +633,23 @@ def estimated_outer(problem: Problem, *, wide: bool = False) -> float:
 
 @remembered
 def _estimated_outer(problem: Problem, wide: bool) -> float:
-    counts, total, legal = gpu_counts(problem), 0.0, list[int]()
-    named, rules = are_named(problem), rules_of(problem)
-    for num_gpus in counts if named else _tried_in_turn(problem, counts, legal):
+    counts, total, legal, rules = gpu_counts(problem), 0.0, list[int](), rules_of(problem)
+    if are_named(problem):
+        for size in estimated_on_each(problem, counts, wide=wide):
+            total += size
+            if total > _MOST_WRITTEN:
+                break
+        return total
+    for num_gpus in _tried_in_turn(problem, counts, legal):
         look()
         if _are_enough(legal, num_gpus) or counts[0] in legal or total > _MOST_WRITTEN:
             break
         if num_gpus not in counts and not _may_be_legal(problem, num_gpus, rules):
             continue
-        size, some = _estimated_on(problem, num_gpus, wide=wide)
-        total += size
+        each, some = _estimated_on(problem, (num_gpus,), wide=wide)
+        total += float(each[0])
         # where none is legal, some other may be: more are counted
-        if not named and _some_legal(problem, some, rules):
+        if _some_legal(problem, some, rules):
             legal.append(num_gpus)
     return total
 
@@ -661,17 +668,33 @@ def _some_legal(problem: Problem, outer: Columns, rules: tuple[Rule, ...]) -> bo
     return False
 
 
-def _estimated_on(problem: Problem, num_gpus: int, *, wide: bool) -> tuple[float, Columns]:
-    """Estimate one number of GPUs, and return some of its rows: widening is probed."""
-    meshes, total, probed = _meshes(problem, (num_gpus,), wide=wide), 0.0, list[Columns]()
+def estimated_on_each(problem: Problem, numbers: Sequence[int], *, wide: bool) -> Iterator[float]:
+    """Yield ``estimated_outer`` of each of some numbers of GPUs."""
+    together = 1 if wide else _TOGETHER
+    for start in range(0, len(numbers), together):
+        look()
+        yield from _estimated_on(problem, numbers[start : start + together], wide=wide)[0].tolist()
+
+
+def _estimated_on(problem: Problem, numbers: Sequence[int], *, wide: bool) -> tuple[FloatArray, Columns]:
+    """Estimate each number of GPUs, (k,), and return some of its rows: widening is probed."""
+    meshes, of_all = _meshes(problem, numbers, wide=wide), np.array(numbers)
+    total, probed = np.zeros(len(of_all)), list[Columns]()
     for batch in (with_batch(problem, one) for one in batch_sizes(problem)):
         for staged in (False, True):
             mesh, step, (i, j) = _tried(batch, meshes[(meshes[:, 2] > 1) == staged], wide=wide)
-            kept = spread_evenly(len(i), _PROBED)
-            few = _one_chunk(batch, np.concatenate([mesh[i[kept]], step[j[kept]]], axis=1))
-            probed.append(widened(batch, few, wide=wide))
-            total += len(i) * len(probed[-1]) / max(len(few), 1)
-    return float(total), Columns.concatenate(probed)
+            used = mesh[:, :4].prod(axis=1)[i]
+            each = np.count_nonzero(used == of_all[:, None], axis=1)
+            starts = np.cumsum(each) - each
+            kept = [start + spread_evenly(size, _PROBED) for start, size in zip(starts, each, strict=True)]
+            at = np.concatenate(kept)
+            few = widened(
+                batch, _one_chunk(batch, np.concatenate([mesh[i[at]], step[j[at]]], axis=1)), wide=wide
+            )
+            more = np.count_nonzero(few.num_gpus == of_all[:, None], axis=1)
+            total += each * more / np.maximum([len(some) for some in kept], 1)
+            probed.append(few)
+    return total, Columns.concatenate(probed)
 
 
 def _estimated_rows(problem: Problem, *, wide: bool = False) -> float:
