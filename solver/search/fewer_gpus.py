@@ -79,7 +79,7 @@ def at_most_all(
         watch: the time of all.
         ways: the request under other switches, which are searched with it.
         rivals: plans of other searches that are ranked with these.
-        likely_s: returns the score of a likely plan on the most GPUs of a problem; ``inf``: none fits.
+        likely_s: returns a bound on the likely rows on the most GPUs of a problem; ``inf``: none fits.
     """
     searched = partial(_searched, problem, search=search, watch=watch)
     large = watch.left_s >= _UNHURRIED_S and estimated_outer(problem) * (1 + len(ways)) > MANY_OUTER
@@ -122,11 +122,11 @@ def at_most_all(
 _UNHURRIED_S = 10.0  # of the time limit: in less, all GPUs come first
 _MORE_SHARED = 2  # times as many GPUs that share the batch
 _LEAST_USED = 0.5  # of all GPUs
-_FASTER = 0.97  # of the likely plan's step on all GPUs
+_FASTER = 0.97  # of the bound of likely rows on all GPUs
 
 
 def _sharing_best(problem: Problem, likely_s: Callable[[Problem], float]) -> int | None:
-    """Return the number of GPUs that shares the batch best, if likely plans on it beat those on all."""
+    """Return the number of GPUs that shares the batch best, if likely rows on it may beat those on all."""
     every, batch = usable_gpus(problem), problem.workload.global_batch_size
     worth, least = _MORE_SHARED * gcd(every, batch), _LEAST_USED * every
     if not any(every - every % size >= least for size in divisors(batch) if worth <= size < every):
