@@ -102,6 +102,17 @@ def plans_nearby(
     return found
 
 
+def under_best_switches(
+    ways: Sequence[Problem], profile: Profile, config: Configuration, within_s: float
+) -> Best | None:
+    """Return a configuration under the switches that make it fastest, in any split, within a limit."""
+    descents = [_Descent(way=one, profile=profile, rules=rules_of(one)) for one in ways]
+    _move_on([_Round(one, [], [config]) for one in descents])
+    first = _leading(descents)[0]
+    plan = first.plan(within_s)
+    return None if plan is None else Best(plan.config, plan.prediction, first.way, proved=False)
+
+
 def with_ends_alone(problem: Problem, change: Change, profile: Profile, answer: Answer) -> list[Best]:
     """Return the fastest plan on the meshes of all plans, with any number of chunks and any split.
 
