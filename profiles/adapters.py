@@ -419,7 +419,9 @@ def bound_targets(
     """
     if {*ALL_LINEAR} < {*targets}:
         every = bound_targets(model, ALL_LINEAR, adapters, listed=listed)
-        return (*every, *(name for name in BESIDE_LINEAR if name in targets and name not in every))
+        fused = FUSED_TARGETS if "fused" not in adapters else ()  # Megatron's names of what is in it
+        beside = {*targets}.difference(every, fused)
+        return (*every, *(name for name in BESIDE_LINEAR if name in beside))
     fused = {"fused", "single"} <= {*adapters} and adapter_parameters(model, 1, FUSED_TARGETS) > 0
     named, alike = {name for kind in adapters for name in _NAMES[kind]}, _alike(model)
     if targets != ALL_LINEAR and {*targets} <= named:
@@ -433,6 +435,20 @@ def bound_targets(
     if {*targets} <= {*FUSED_TARGETS} and adapters:
         return tuple(name for name in LORA_TARGETS if any(name in alike[one] for one in targets))
     return targets
+
+
+def without_other_names(
+    model: ModelSpec, targets: tuple[str, ...], adapters: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return targets without other launchers' names of layers that this one's names among them adapt.
+
+    ``adapters``: as in ``bound_targets``.
+    """
+    own = {*targets} & {name for kind in adapters for name in _NAMES[kind]}
+    adapted = {*own}
+    for fused, parts in _alike(model).items():
+        adapted |= {*parts} if fused in own else {fused} if {*parts} <= own else set()
+    return tuple(name for name in targets if name in own or name not in adapted)
 
 
 def _every_single(model: ModelSpec, *, listed: bool) -> tuple[str, ...]:
