@@ -392,6 +392,35 @@ def test_a_lever_saves_as_much_of_what_a_gpu_is_ranked_by(objective: str) -> Non
     assert 1.0 - share == pytest.approx(named.saves, abs=0.005)
 
 
+@pytest.mark.parametrize("seed", range(draws(1, of_more=2)))
+def test_what_is_ranked_by_energy_or_hours_names_what_saves_them(seed: int, tmp_path: Path) -> None:
+    """Each lever saves as much of the objective as it says, and each batch and 8 bits have their lever."""
+    random = Random(f"ranked-{seed}")
+    objective = random.choice(("energy_per_token", "energy_per_token", "gpu_hours_per_token"))
+    batch, gpus = random.choice(((35, 8), (14, 8), (6, 8), (12, 7), (33, 4)))
+    raw = _beside_the_step({"objective": objective, "workload": {"global_batch_size": batch}})
+    raw["cluster"] = {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": gpus}]}
+    raw["launcher"] = random.choice(("megatron-lm", "torchtitan", "accelerate"))
+    _, answer = compared(raw)
+
+    def saved(settings: Mapping[str, Any]) -> float:
+        changed = parse_problem(typed(raw, option_words(settings), tmp_path))
+        found = ask(changed, default_profile(changed.cluster, changed.priced_as))
+        assert answer.objective is not None
+        assert found.objective is not None
+        return 1.0 - (found.objective.value or 0.0) / (answer.objective.value or 1.0)
+
+    for lever in answer.levers:
+        found = saved(lever.settings)
+        assert found >= lever.saves - 0.001, lever  # idle GPUs count as failures do
+        assert lever.at_least or found <= lever.saves + OVER, lever
+    batches = [
+        saved({"workload.global_batch_size": size}) for size in (*rounder(batch), batch - 1, batch + 1)
+    ]
+    other = {"batch", "neighbour"} & {one.kind for one in answer.levers}
+    assert other or max(batches) <= worth_of("batch")
+
+
 def test_of_several_batches_what_saves_time_of_the_best_one_is_named(tmp_path: Path) -> None:
     """7 GPUs share 14 sequences, and 8 share 16: that batch is chosen, and no other one is a lever."""
     raw = _beside_the_step({})
