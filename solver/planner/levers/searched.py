@@ -78,7 +78,7 @@ def _score_per_token(problem: Problem, profile: Profile, plan: Plan | Best) -> f
     return scores_s(problem, profile_of_variant(problem, profile), priced)[0] / _tokens(problem)
 
 
-def _tokens(problem: Problem) -> int:
+def _tokens(problem: Problem) -> float:
     return problem.workload.global_batch_size * problem.workload.tokens_per_sequence
 
 
