@@ -419,20 +419,36 @@ def bound_targets(
     """
     if {*ALL_LINEAR} < {*targets}:
         every = bound_targets(model, ALL_LINEAR, adapters, listed=listed)
-        return (*every, *(name for name in BESIDE_LINEAR if name in targets and name not in every))
+        alike = FUSED_TARGETS if "fused" not in adapters else ()  # Megatron's names of what is in it
+        beside = {*targets}.difference(every, alike)
+        return (*every, *(name for name in BESIDE_LINEAR if name in beside))
     fused = {"fused", "single"} <= {*adapters} and adapter_parameters(model, 1, FUSED_TARGETS) > 0
-    named, alike = {name for kind in adapters for name in _NAMES[kind]}, _alike(model)
+    named, parts = {name for kind in adapters for name in _NAMES[kind]}, _alike(model)
     if targets != ALL_LINEAR and {*targets} <= named:
         return targets
     if adapters == ("fused",):
-        there = tuple(name for name in FUSED_TARGETS if {*alike[name]} <= {*targets})
-        whole = {single for name in there for single in alike[name]} == {*targets}
+        there = tuple(name for name in FUSED_TARGETS if {*parts[name]} <= {*targets})
+        whole = {single for name in there for single in parts[name]} == {*targets}
         return FUSED_TARGETS if names_every(targets) else there if whole else targets
     if targets == ALL_LINEAR and adapters:
         return FUSED_TARGETS if fused else _every_single(model, listed=listed)
     if {*targets} <= {*FUSED_TARGETS} and adapters:
-        return tuple(name for name in LORA_TARGETS if any(name in alike[one] for one in targets))
+        return tuple(name for name in LORA_TARGETS if any(name in parts[one] for one in targets))
     return targets
+
+
+def without_other_names(
+    model: ModelSpec, targets: tuple[str, ...], adapters: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return targets without other launchers' names of layers that this one's names among them adapt.
+
+    ``adapters``: as in ``bound_targets``.
+    """
+    own = {*targets} & {name for kind in adapters for name in _NAMES[kind]}
+    adapted = {*own}
+    for fused, parts in _alike(model).items():
+        adapted |= {*parts} if fused in own else {fused} if {*parts} <= own else set()
+    return tuple(name for name in targets if name in own or name not in adapted)
 
 
 def _every_single(model: ModelSpec, *, listed: bool) -> tuple[str, ...]:

@@ -289,6 +289,7 @@ class Remedy:
     peak_memory_bytes: int
     kind: str = ""  # risk, limits, switch, precision, offload, launcher, batch, nodes, gpus, …
     settings: Mapping[str, Any] = field(default_factory=dict)  # by paths in the request; lists add to it
+    at_least: bool = False  # not every layout and switch was tried: its step may be shorter
 
 
 def remedy_of(
@@ -299,6 +300,7 @@ def remedy_of(
     prediction: Prediction,
     *,
     settings: Mapping[str, Any] | None = None,
+    at_least: bool = False,
 ) -> Remedy:
     """Return a change to ``problem`` with the best plan of that problem."""
     return Remedy(
@@ -310,6 +312,7 @@ def remedy_of(
         gpu_s_per_token=prediction.step_time_s * config.num_gpus / problem.tokens_of(config),
         peak_memory_bytes=prediction.peak_memory_bytes,
         settings=settings or {},
+        at_least=at_least,
     )
 
 
@@ -329,7 +332,6 @@ class Lever(Remedy):
 
     saves: float  # share of the first plan's time per token; of its energy, or nodes, where these are asked
     effect: str = ""  # what it changes; behind a colon: numerics or results. Empty: neither
-    at_least: bool = False  # only layouts nearby were tried: it may save more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

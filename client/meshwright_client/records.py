@@ -380,9 +380,9 @@ class Lever:
     peak_memory_bytes: int
     kind: str = ""  # risk, limits, switch, precision, offload, launcher, batch, nodes, gpus, …
     settings: Mapping[str, Any] = field(default_factory=dict)  # by paths in the request; lists add to it
+    at_least: bool = False  # not every layout and switch was tried: its step may be shorter
     saves: float  # share of the first plan's time per token; of its energy, or nodes, where these are asked
     effect: str = ""  # what it changes; behind a colon: numerics or results. Empty: neither
-    at_least: bool = False  # only layouts nearby were tried: it may save more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -186,15 +186,20 @@ def closest_words(plan: Plan, problem: Problem) -> str:
 
 def remedy_words(remedy: Remedy) -> tuple[str, str]:
     """Return ``16 nodes (--num-nodes 16)`` and ``12.3 s on 128 GPUs, tp 8 · pp 4 · …, 61.2 GiB``."""
-    step, peak = formatting.seconds(remedy.step_time_s), formatting.gib(remedy.peak_memory_bytes)
+    step, peak = step_words(remedy), formatting.gib(remedy.peak_memory_bytes)
     words, options = formatting.configuration_words(remedy.config), option_words(remedy.settings)
     gpus = f"{remedy.num_gpus} GPU{'s' * (remedy.num_gpus != 1)}"
     change = formatting.sentence_case(remedy.change)
     return f"{change} ({options})" if options else change, f"{step} on {gpus}, {words}, {peak} GiB"
 
 
+def step_words(remedy: Remedy) -> str:
+    """Return ``12.3 s``, or ``at most 12.3 s`` where not every layout was tried."""
+    return f"{'at most ' if remedy.at_least else ''}{formatting.seconds(remedy.step_time_s)}"
+
+
 def saved_words(lever: Lever) -> str:
-    """Return ``12 %``, or ``at least 12 %`` where only layouts nearby were tried."""
+    """Return ``12 %``, or ``at least 12 %`` where not every layout was tried."""
     return f"{'at least ' if lever.at_least else ''}{percent(lever.saves)}"
 
 

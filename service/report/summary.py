@@ -21,7 +21,7 @@ from meshwright.service.report import formatting as figures
 from meshwright.service.report.beyond import baseline_words, run_words
 from meshwright.service.report.question import adapters_word, clean, samples_words, trained_part
 from meshwright.service.report.ranking import changes_of, equal_to_first, switch_words
-from meshwright.service.report.sentences import HOPELESS, option_words, saved_words
+from meshwright.service.report.sentences import HOPELESS, option_words, saved_words, step_words
 from meshwright.solver.answer import (
     OBJECTIVE_NAMES,
     Answer,
@@ -507,7 +507,7 @@ def _remedy(remedy: Remedy, problem: Problem) -> Offer:
     same = remedy.num_gpus == problem.cluster.num_gpus
     gpus = "" if same else f" on {remedy.num_gpus} GPU{'s' * (remedy.num_gpus != 1)}"
     peak = f"{figures.gib(remedy.peak_memory_bytes)} GiB"
-    step = figures.seconds(remedy.step_time_s)
+    step = step_words(remedy)
     change = figures.sentence_case(_launcher_named(remedy.change))
     return Offer(words=f"{change}: {step}{gpus}, {peak}", option=option_words(remedy.settings))
 

@@ -21,6 +21,7 @@ from meshwright.profiles.adapters import (
     BESIDE_LINEAR,
     LORA_TARGETS,
     TRAINED_MODULES,
+    without_other_names,
 )
 from meshwright.profiles.capabilities import Capabilities, launcher_capabilities
 from meshwright.profiles.cluster import ClusterSpec, Reliability
@@ -375,7 +376,8 @@ def _lora_targets(named: Sequence[str] | None, asked: Asked) -> dict[str, object
         every = (*ALL_LINEAR, *(name for name in BESIDE_LINEAR if name in named))
         any_launcher = asked.able.launcher == "any"
         return {"lora_targets": every if any_launcher else asked.able.targets_of(asked.model, every)}
-    return {"lora_targets": tuple(name for name in LORA_TARGETS if name in named)}
+    targets = tuple(name for name in LORA_TARGETS if name in named)
+    return {"lora_targets": without_other_names(asked.model, targets, asked.able.adapters)}
 
 
 def _images_per_sample(given: float | None, asked: Asked) -> dict[str, object]:

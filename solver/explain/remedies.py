@@ -462,6 +462,7 @@ _MOST, _ENOUGH = 8, 2  # changes; of the kinds where each further one only goes 
 
 Fastest = tuple[Configuration, Prediction] | Literal["unknown"] | None
 Judge = Callable[[ProblemChange], Fastest]
+Settle = Callable[[ProblemChange, Remedy], Remedy]  # a change with the plan that its command gives
 
 
 Changes = tuple[Iterator[ProblemChange], int]  # of one kind, and how many with a plan are enough
@@ -487,20 +488,30 @@ def changes_of_kinds(
 
 
 def with_remedies(
-    found: Infeasibility, kinds: Sequence[Changes], watch: Watch, judge: Judge
+    found: Infeasibility, kinds: Sequence[Changes], watch: Watch, judge: Judge, settle: Settle | None = None
 ) -> Infeasibility:
-    """Add verified changes to the reasons, as many as were found before the time was over."""
-    groups: list[list[Remedy]] = [[] for _ in kinds]
+    """Add verified changes to the reasons, as many as were found before the time was over.
+
+    ``settle``: searches those that are listed as their commands do.
+    """
+    groups, change_of = [list[Remedy]() for _ in kinds], dict[int, ProblemChange]()
     complete, judged = False, True
     with watch.cut():
         for group, (changes, enough) in zip(groups, kinds, strict=True):
-            judged &= _add_fitting(group, changes, enough, judge)
+            judged &= _add_fitting(group, changes, enough, judge, change_of)
         complete = True
     missing = [*([] if judged else [_OPEN]), *([] if complete else [CUT])]
     found = replace(found, reasons=(*found.reasons, *missing))
     cheap, adapters, work, *hardware = groups
     machines = remedies_in_order([*chain(*hardware)], most=_MOST)
     software = remedies_in_order(cheap, adapters, work, most=_MOST - len(machines))
+    if settle is not None:
+        listed = {id(one) for one in (*software, *machines)}
+        cheap, adapters, work, *hardware = (
+            [settle(change_of[id(one)], one) for one in group if id(one) in listed] for group in groups
+        )
+        machines = remedies_in_order([*chain(*hardware)], most=_MOST)
+        software = remedies_in_order(cheap, adapters, work, most=_MOST - len(machines))
     remedies = (*software, *machines)
     if not remedies:
         return found
@@ -514,7 +525,10 @@ def with_accepted(problem: Problem, profile: Profile, found: Infeasibility) -> I
     return replace(found, closest=next((plan for plan in plans if plan is not None), found.closest))
 
 
-def _add_fitting(group: list[Remedy], changes: Iterator[ProblemChange], enough: int, judge: Judge) -> bool:
+def _add_fitting(
+    group: list[Remedy], changes: Iterator[ProblemChange], enough: int, judge: Judge,
+    change_of: dict[int, ProblemChange],
+) -> bool:  # fmt: skip
     """Add changes with a plan until there are ``enough``; return whether all tried were judged."""
     judged, enough_alone = True, False
     for change in changes:
@@ -531,6 +545,7 @@ def _add_fitting(group: list[Remedy], changes: Iterator[ProblemChange], enough: 
             continue
         enough_alone |= not change.last_resort
         group.append(remedy_of(change.problem, change.kind, change.words, *best, settings=change.settings))
+        change_of[id(group[-1])] = change
     return judged
 
 

@@ -11,7 +11,7 @@ from functools import partial
 
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.profile import Profile
-from meshwright.solver.answer import Answer, Infeasibility, Plan
+from meshwright.solver.answer import Answer, Infeasibility, Plan, Remedy, remedy_of
 from meshwright.solver.clock import Watch
 from meshwright.solver.cost.objective import DAY_S, outlook_of
 from meshwright.solver.explain.infeasible import closest_plan, reasons_of_none
@@ -29,8 +29,10 @@ from meshwright.solver.explain.remedies import (
     with_accepted,
     with_remedies,
 )
-from meshwright.solver.planner.variants import Answered, Variant, found_by
-from meshwright.solver.problem import Problem, on_switches, with_batch
+from meshwright.solver.planner.levers.nearby import under_best_switches
+from meshwright.solver.planner.variants import Answered, Variant, found_by, searchable, variants_of
+from meshwright.solver.problem import Problem, on_switches, searched_switches, with_batch
+from meshwright.solver.space.enumerate import estimated_outer
 from meshwright.solver.space.launcher_rules import problem_faults, workload_faults
 
 _NO_TIME = "nothing is legal and fits. The time limit came before the reasons were found"
@@ -94,9 +96,58 @@ def with_changed(asked: Problem, one: Answered, watch: Watch, judge: Judge) -> A
         options=replace(problem.options, recompute_kinds=(), constraints=asked.options.constraints),
     )
     kinds = changes_of_kinds(problem, one.variant.profile, found.nearest, plain)
-    reasons = with_remedies(found, kinds, watch, judge)
+    settle = partial(_as_its_command, problem, plain)
+    reasons = with_remedies(found, kinds, watch, judge, settle)
     reasons = with_accepted(one.variant.problem, one.variant.profile, reasons)
     return replace(one, answer=replace(one.answer, infeasible=reasons))
+
+
+_WORTH = 0.99  # of a step: what is hardly faster is as fast
+
+
+def _as_its_command(problem: Problem, plain: Problem, change: ProblemChange, remedy: Remedy) -> Remedy:
+    """Return a change with a plan of its own request, whose switches are open.
+
+    ``problem``: without a plan, under the first settings of its switches. ``plain``: under those that its
+    request states.
+    """
+    own, unsearched = _opened(problem, plain, change), replace(remedy, at_least=True)
+    if own.options.deadline_days is not None or own.options.gpus != "all":
+        return unsearched
+    if not searched_switches(own):
+        return replace(remedy, at_least=estimated_outer(own, wide=True) > estimated_outer(own))
+    if "search.allow" in change.settings:  # that opens many more settings
+        return unsearched
+    variants, _ = searchable(variants_of(own, change.profile))
+    ways, within_s = [one.problem for one in variants], _WORTH * remedy.step_time_s
+    best = under_best_switches(ways, variants[0].profile, remedy.config, within_s)
+    if best is None:
+        return unsearched
+    return remedy_of(
+        own, change.kind, change.words, best.config, best.prediction,
+        settings=change.settings, at_least=True,
+    )  # fmt: skip
+
+
+def _opened(problem: Problem, plain: Problem, change: ProblemChange) -> Problem:
+    """Return a change of ``problem`` as one of ``plain``: what it does not set itself is open."""
+    changed, own = change.problem, problem.workload.framework_options
+    stated = plain.workload.framework_options
+    options = {
+        name: value
+        for name, value in changed.workload.framework_options.items()
+        if name in stated or own.get(name) != value
+    }
+    kept = {*plain.options.constraints} | {*changed.options.constraints} - {*problem.options.constraints}
+    return replace(
+        changed,
+        workload=replace(changed.workload, framework_options=options),
+        options=replace(
+            changed.options,
+            constraints=tuple(one for one in changed.options.constraints if one in kept),
+            recompute_kinds=(), top_k=1, certify="none", diverse=False, pareto=False, baseline=None,
+        ),
+    )  # fmt: skip
 
 
 def run_too_late(variants: Sequence[Variant], answer: Answer, watch: Watch) -> Answer:

@@ -34,6 +34,7 @@ from meshwright.solver.space.enumerate import (
     LARGE_OUTER,
     MANY_OUTER,
     MOST_OUTER,
+    estimated_on_each,
     estimated_outer,
     fewer_are_used,
     fewer_gpus,
@@ -81,7 +82,7 @@ def at_most_all(
         watch: the time of all.
         ways: the request under other switches, which are searched with it.
         rivals: plans of other searches that are ranked with these.
-        likely_s: returns the score of a likely plan on the most GPUs of a problem; ``inf``: none fits.
+        likely_s: returns a bound on the likely rows on the most GPUs of a problem; ``inf``: none fits.
     """
     searched = partial(_searched, problem, search=search, watch=watch)
     first = _searched_first(problem, profile, watch, ways=ways, likely_s=likely_s)
@@ -135,7 +136,7 @@ _CROWDED = 2  # GPUs for each sequence
 _UNHURRIED_S = 10.0  # of the time limit: in less, all GPUs come first
 _MORE_SHARED = 2  # times as many GPUs that share the batch
 _LEAST_USED = 0.5  # of all GPUs
-_FASTER = 0.97  # of the likely plan's step on all GPUs
+_FASTER = 0.97  # of the bound of likely rows on all GPUs
 
 
 def _searched_first(
@@ -156,7 +157,7 @@ def _searched_first(
 
 
 def _sharing_best(problem: Problem, likely_s: Callable[[Problem], float]) -> int | None:
-    """Return the number of GPUs that shares the batch best, if likely plans on it beat those on all."""
+    """Return the number of GPUs that shares the batch best, if likely rows on it may beat those on all."""
     every, batch = usable_gpus(problem), problem.workload.global_batch_size
     worth, least = _MORE_SHARED * gcd(every, batch), _LEAST_USED * every
     if not any(every - every % size >= least for size in divisors(batch) if worth <= size < every):
@@ -282,8 +283,9 @@ def _wave(
     Not so many that only the usual candidates are searched of a number that has few of all of them.
     """
     rows, size, most = 0.0, 0, MOST_OUTER if usual else LARGE_OUTER
-    while size < len(numbers) and numbers[size] >= share * numbers[0]:
-        rows += estimated_outer(on_gpus(problem, (numbers[size],)), wide=not usual)
+    near = [number for number in numbers if number >= share * numbers[0]]
+    for each in estimated_on_each(problem, near, wide=not usual):
+        rows += each
         if size and rows > most:
             break
         size += 1

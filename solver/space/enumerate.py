@@ -231,12 +231,13 @@ class Beyond:
 
 
 def _outer_blocks(
-    problem: Problem, num_gpus: int, *, wide: bool, others: set[int], beyond: Beyond | None = None
+    problem: Problem, numbers: Sequence[int], *, wide: bool, others: set[int], beyond: Beyond | None = None
 ) -> Iterator[tuple[list[int], Columns]]:
     """Yield pipeline sizes and their one-chunk rows, without batches that are asked apart, ``others``."""
-    for some, every in _plain_blocks(problem, num_gpus, wide=wide):
+    most = _TOGETHER * len(numbers) if beyond else _TOGETHER
+    for some, every in _plain_blocks(problem, numbers, wide=wide, most=most):
         plain = every.take(~is_one_of(every.global_batch_size, others)) if others else every
-        plain = plain.take(beyond.near(plain)) if beyond else plain
+        plain = _within(problem, beyond, plain, some.tolist()) if beyond else plain
         outer = widened(problem, plain, wide=wide)
         yield some.tolist(), outer.take(np.argsort(outer.pipeline_parallel_size, kind="stable"))
 
@@ -245,11 +246,28 @@ def _chunked(problem: Problem, sizes: Iterable[int]) -> list[Chunkings]:
     return [(pp, chunkings_of(problem, pp)) for pp in sizes]
 
 
-def _plain_blocks(problem: Problem, num_gpus: int, *, wide: bool) -> Iterator[tuple[IntArray, Columns]]:
-    """Yield pipeline sizes, and their one-chunk rows before they are widened."""
-    meshes = _meshes(problem, (num_gpus,), wide=wide)
+def _within(problem: Problem, beyond: Beyond, plain: Columns, sizes: Sequence[int]) -> Columns:
+    """Return the rows, before they are widened, that may be within the limit with legal chunks.
+
+    Rules are asked that hold for all rows that are widened from one, whatever they recompute.
+    """
+    near = plain.take(beyond.near(plain))
+    near = near.take(np.argsort(near.pipeline_parallel_size, kind="stable"))
+    apart = {*CHANGED, "recompute", "recompute_layers"}
+    rules = tuple(rule for rule in rules_of(problem) if apart.isdisjoint(rule.reads))
+    chunks, schedule = (OF_CHUNKS.index(name) for name in ("virtual_pipeline_size", "pipeline_schedule"))
+    lists = [(pp, every[distinct([every[:, chunks], every[:, schedule]])[0]])
+             for pp, every in _chunked(problem, sizes)]  # fmt: skip
+    return beyond.without(legal_rows(rules, [(OuterRows.of(rules, near), lists)])[0]).outer
+
+
+def _plain_blocks(
+    problem: Problem, numbers: Sequence[int], *, wide: bool, most: int = _TOGETHER
+) -> Iterator[tuple[IntArray, Columns]]:
+    """Yield pipeline sizes of about ``most`` meshes, and their one-chunk rows before they are widened."""
+    meshes = _meshes(problem, numbers, wide=wide)
     sizes, counts = np.unique(meshes[:, 2], return_counts=True)
-    ends = np.flatnonzero(np.diff(np.cumsum(counts) // _TOGETHER) + np.diff(sizes > 1)) + 1
+    ends = np.flatnonzero(np.diff(np.cumsum(counts) // most) + np.diff(sizes > 1)) + 1
     for some in np.split(sizes, ends) if len(sizes) else ():
         yield some, _outer_of(problem, meshes, some, wide=wide)
 
@@ -262,8 +280,9 @@ def _may_be_legal(problem: Problem, num_gpus: int, rules: Sequence[Rule]) -> boo
     asked = tuple(rule for rule in rules if {*CHANGED, *OF_CHUNKS}.isdisjoint(rule.reads))
     return any(
         outer_legal(asked, plain).any()
+        for wide in (False, True)  # mostly one of the few usual rows is
         for batch in batch_sizes(problem)
-        for _, plain in _plain_blocks(with_batch(problem, batch), num_gpus, wide=True)
+        for _, plain in _plain_blocks(with_batch(problem, batch), (num_gpus,), wide=wide)
     )
 
 
@@ -347,18 +366,18 @@ def _one_chunk(problem: Problem, rows: IntArray) -> Columns:
     )
 
 
-def _enumerate(problem: Problem, num_gpus: int, rules: tuple[Rule, ...], asked: _Asked) -> Space:
+def _enumerate(problem: Problem, numbers: tuple[int, ...], rules: tuple[Rule, ...], asked: _Asked) -> Space:
     batches = batch_sizes(problem)
     blocks = (
         (own, some, outer)
         for batch in batches
         for own in (with_batch(problem, batch),)
         for some, outer in _outer_blocks(
-            own, num_gpus, wide=asked.wide, others={*batches} - {batch}, beyond=asked.beyond
+            own, numbers, wide=asked.wide, others={*batches} - {batch}, beyond=asked.beyond
         )
     )
     if asked.legal_only:
-        key = num_gpus, asked.wide, asked.beyond is None, _of_outer_rows(problem, rules)
+        key = numbers, asked.wide, asked.beyond is None, _of_outer_rows(problem, rules)
         if key not in asked.outer_rows:
             asked.outer_rows[key] = [
                 (own.workload.global_batch_size, some, OuterRows.of(rules, outer))
@@ -370,14 +389,22 @@ def _enumerate(problem: Problem, num_gpus: int, rules: tuple[Rule, ...], asked: 
         )
         rows, refuted = legal_rows(rules, legal, asked.tick)
         rows = asked.beyond.without(rows) if asked.beyond else rows
+        rows = _by_number(rows, numbers)
         masks = np.broadcast_to(np.int64(0), len(rows))  # a hundred million zeros take eight bytes
-        return Space(rows=rows, masks=masks, rules=rules, num_gpus=num_gpus, warnings=(), refuted=refuted,
+        return Space(rows=rows, masks=masks, rules=rules, num_gpus=numbers[0], warnings=(), refuted=refuted,
                      every=asked.wide)  # fmt: skip
     columns = Columns.concatenate(
         [crossed(*part) for own, some, outer in blocks for part in parts_of(outer, _chunked(own, some))]
     )
     masks = violation_masks(rules, columns)
-    return Space(rows=columns, masks=masks, rules=rules, num_gpus=num_gpus, warnings=(), every=asked.wide)
+    return Space(rows=columns, masks=masks, rules=rules, num_gpus=numbers[0], warnings=(), every=asked.wide)
+
+
+def _by_number(rows: Crossing, numbers: Sequence[int]) -> Crossing:
+    """Return rows number by number of GPUs; those of one stay in their order."""
+    if len(numbers) == 1 or not len(rows):
+        return rows
+    return rows.among(np.argsort(-rows.outer.num_gpus, kind="stable"))
 
 
 def _of_outer_rows(problem: Problem, rules: Sequence[Rule]) -> Hashable:
@@ -520,7 +547,7 @@ def _may_be_used(problem: Problem) -> Callable[[int], bool]:
 def _is_legal_on(problem: Problem, num_gpus: int, *, rules: tuple[Rule, ...]) -> bool:
     """Return whether a row is legal on so many GPUs."""
     look()
-    if _some_legal(problem, _estimated_on(problem, num_gpus, wide=False)[1], rules):
+    if _some_legal(problem, _estimated_on(problem, (num_gpus,), wide=False)[1], rules):
         return True  # of most numbers; else all rows are looked at
     here = on_gpus(problem, (num_gpus,))
     asked = _Asked(legal_only=True, whole_too_large=partial(is_too_large, here, wide=True))
@@ -620,7 +647,7 @@ def numbers_of_gpus(problem: Problem) -> tuple[int, ...]:
         if counts[0] in legal or _are_enough(legal, num_gpus):
             break
         look()
-        some = _estimated_on(problem, num_gpus, wide=False)[1]
+        some = _estimated_on(problem, (num_gpus,), wide=False)[1]
         found = _some_legal(problem, some, rules)  # of most numbers; else all are looked at
         if not (found or _may_be_legal(problem, num_gpus, rules)):
             continue
@@ -642,18 +669,23 @@ def estimated_outer(problem: Problem, *, wide: bool = False) -> float:
 
 @remembered
 def _estimated_outer(problem: Problem, wide: bool) -> float:
-    counts, total, legal = gpu_counts(problem), 0.0, list[int]()
-    named, rules = are_named(problem), rules_of(problem)
-    for num_gpus in counts if named else _tried_in_turn(problem, counts, legal):
+    counts, total, legal, rules = gpu_counts(problem), 0.0, list[int](), rules_of(problem)
+    if are_named(problem):
+        for size in estimated_on_each(problem, counts, wide=wide):
+            total += size
+            if total > _MOST_WRITTEN:
+                break
+        return total
+    for num_gpus in _tried_in_turn(problem, counts, legal):
         look()
         if _are_enough(legal, num_gpus) or counts[0] in legal or total > _MOST_WRITTEN:
             break
         if num_gpus not in counts and not _may_be_legal(problem, num_gpus, rules):
             continue
-        size, some = _estimated_on(problem, num_gpus, wide=wide)
-        total += size
+        each, some = _estimated_on(problem, (num_gpus,), wide=wide)
+        total += float(each[0])
         # where none is legal, some other may be: more are counted
-        if not named and _some_legal(problem, some, rules):
+        if _some_legal(problem, some, rules):
             legal.append(num_gpus)
     return total
 
@@ -672,17 +704,33 @@ def _some_legal(problem: Problem, outer: Columns, rules: tuple[Rule, ...]) -> bo
     return False
 
 
-def _estimated_on(problem: Problem, num_gpus: int, *, wide: bool) -> tuple[float, Columns]:
-    """Estimate one number of GPUs, and return some of its rows: widening is probed."""
-    meshes, total, probed = _meshes(problem, (num_gpus,), wide=wide), 0.0, list[Columns]()
+def estimated_on_each(problem: Problem, numbers: Sequence[int], *, wide: bool) -> Iterator[float]:
+    """Yield ``estimated_outer`` of each of some numbers of GPUs."""
+    together = 1 if wide else _TOGETHER
+    for start in range(0, len(numbers), together):
+        look()
+        yield from _estimated_on(problem, numbers[start : start + together], wide=wide)[0].tolist()
+
+
+def _estimated_on(problem: Problem, numbers: Sequence[int], *, wide: bool) -> tuple[FloatArray, Columns]:
+    """Estimate each number of GPUs, (k,), and return some of its rows: widening is probed."""
+    meshes, of_all = _meshes(problem, numbers, wide=wide), np.array(numbers)
+    total, probed = np.zeros(len(of_all)), list[Columns]()
     for batch in (with_batch(problem, one) for one in batch_sizes(problem)):
         for staged in (False, True):
             mesh, step, (i, j) = _tried(batch, meshes[(meshes[:, 2] > 1) == staged], wide=wide)
-            kept = spread_evenly(len(i), _PROBED)
-            few = _one_chunk(batch, np.concatenate([mesh[i[kept]], step[j[kept]]], axis=1))
-            probed.append(widened(batch, few, wide=wide))
-            total += len(i) * len(probed[-1]) / max(len(few), 1)
-    return float(total), Columns.concatenate(probed)
+            used = mesh[:, :4].prod(axis=1)[i]
+            each = np.count_nonzero(used == of_all[:, None], axis=1)
+            starts = np.cumsum(each) - each
+            kept = [start + spread_evenly(size, _PROBED) for start, size in zip(starts, each, strict=True)]
+            at = np.concatenate(kept)
+            few = widened(
+                batch, _one_chunk(batch, np.concatenate([mesh[i[at]], step[j[at]]], axis=1)), wide=wide
+            )
+            more = np.count_nonzero(few.num_gpus == of_all[:, None], axis=1)
+            total += each * more / np.maximum([len(some) for some in kept], 1)
+            probed.append(few)
+    return total, Columns.concatenate(probed)
 
 
 def _estimated_rows(problem: Problem, *, wide: bool = False) -> float:
@@ -748,7 +796,7 @@ def likely_space(problem: Problem) -> Space:
                 _chunked(one, some.tolist()),
             )
             for one in own[:_MOST_COUNTS]
-            for some, plain in _plain_blocks(one, num_gpus, wide=False)
+            for some, plain in _plain_blocks(one, (num_gpus,), wide=False)
         )
         found, _ = legal_rows(rules, blocks)
         if len(found):
@@ -815,7 +863,9 @@ def with_whole(problem: Problem, space: Space) -> Space:
         return space
     if _estimated_rows(problem, wide=True) > _MOST_WRITTEN:
         return _joined([sampled_space(problem, wide=True, legal_only=False), space], *space.warnings)
-    return _joined([_enumerate(problem, counts[0], space.rules, _Asked(wide=True)), space], *space.warnings)
+    return _joined(
+        [_enumerate(problem, counts[:1], space.rules, _Asked(wide=True)), space], *space.warnings
+    )
 
 
 def _of_counts(problem: Problem, counts: tuple[int, ...], rules: tuple[Rule, ...], asked: _Asked) -> Space:
@@ -843,18 +893,16 @@ def _left_out_legal(
         len(legal_rows(rules, [(OuterRows.of(rules, outer), _chunked(own, some))], asked.tick)[0])
         for count in counts
         for own in (with_batch(problem, batch) for batch in batch_sizes(problem))
-        for some, outer in _outer_blocks(own, count, wide=asked.wide, others=set())
+        for some, outer in _outer_blocks(own, (count,), wide=asked.wide, others=set())
     )
 
 
 def _of_candidates(
     problem: Problem, counts: tuple[int, ...], rules: tuple[Rule, ...], asked: _Asked
 ) -> Space:
-    found = [_enumerate(problem, counts[0], rules, asked)]
-    for count in counts[1:]:
-        look()
-        found.append(_enumerate(problem, count, rules, asked))
-    return _joined(found)
+    if asked.legal_only:
+        return _enumerate(problem, counts, rules, asked)
+    return _joined([_enumerate(problem, (count,), rules, asked) for count in counts])
 
 
 _NO_LEGAL = "no legal configuration uses all of them"

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from meshwright.profiles.capabilities import launcher_names
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import default_profile
 from meshwright.profiles.sequences import BATCHINGS
@@ -27,6 +28,7 @@ from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.planner.launchers import ask_and_compare
 from meshwright.solver.planner.levers.change import worth_of
+from meshwright.solver.planner.levers.launchers import launchers
 from meshwright.solver.planner.levers.levers import changes_of
 from meshwright.solver.planner.levers.neighbours import rounder
 from meshwright.solver.planner.levers.numerics import _STATES, of_fewer_bits
@@ -47,6 +49,7 @@ NODES = (
 LAUNCHERS = (
     None,
     "any",
+    "none",
     "megatron-lm",
     "trl",
     "torchtitan",
@@ -389,6 +392,35 @@ def test_a_lever_saves_as_much_of_what_a_gpu_is_ranked_by(objective: str) -> Non
     assert 1.0 - share == pytest.approx(named.saves, abs=0.005)
 
 
+@pytest.mark.parametrize("seed", range(draws(1, of_more=2)))
+def test_what_is_ranked_by_energy_or_hours_names_what_saves_them(seed: int, tmp_path: Path) -> None:
+    """Each lever saves as much of the objective as it says, and each batch and 8 bits have their lever."""
+    random = Random(f"ranked-{seed}")
+    objective = random.choice(("energy_per_token", "energy_per_token", "gpu_hours_per_token"))
+    batch, gpus = random.choice(((35, 8), (14, 8), (6, 8), (12, 7), (33, 4)))
+    raw = _beside_the_step({"objective": objective, "workload": {"global_batch_size": batch}})
+    raw["cluster"] = {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": gpus}]}
+    raw["launcher"] = random.choice(("megatron-lm", "torchtitan", "accelerate"))
+    _, answer = compared(raw)
+
+    def saved(settings: Mapping[str, Any]) -> float:
+        changed = parse_problem(typed(raw, option_words(settings), tmp_path))
+        found = ask(changed, default_profile(changed.cluster, changed.priced_as))
+        assert answer.objective is not None
+        assert found.objective is not None
+        return 1.0 - (found.objective.value or 0.0) / (answer.objective.value or 1.0)
+
+    for lever in answer.levers:
+        found = saved(lever.settings)
+        assert found >= lever.saves - 0.001, lever  # idle GPUs count as failures do
+        assert lever.at_least or found <= lever.saves + OVER, lever
+    batches = [
+        saved({"workload.global_batch_size": size}) for size in (*rounder(batch), batch - 1, batch + 1)
+    ]
+    other = {"batch", "neighbour"} & {one.kind for one in answer.levers}
+    assert other or max(batches) <= worth_of("batch")
+
+
 def test_of_several_batches_what_saves_time_of_the_best_one_is_named(tmp_path: Path) -> None:
     """7 GPUs share 14 sequences, and 8 share 16: that batch is chosen, and no other one is a lever."""
     raw = _beside_the_step({})
@@ -597,7 +629,9 @@ def test_no_launcher_saves_more_than_the_one_that_is_named(seed: int) -> None:
         random.choice(models),
         {"groups": [{"gpu": gpu, "num_nodes": nodes[0], "gpus_per_node": nodes[1]}]},
         (random.choice((14, 16, 24)), random.choice((512, 1024, 4096))),
-        random.choice(("torchtitan", "deepspeed", "axolotl", "ms-swift", "nanotron", "trl", "flagscale")),
+        random.choice(
+            ("torchtitan", "deepspeed", "axolotl", "ms-swift", "nanotron", "trl", "flagscale", "none")
+        ),
     )
     try:
         first, named, saves = named_launcher(raw)
@@ -606,6 +640,34 @@ def test_no_launcher_saves_more_than_the_one_that_is_named(seed: int) -> None:
     for launcher in launchers_able(parse_problem(raw)):
         most = max(saves, worth_of("launcher")) + 0.005  # which nobody would change a launcher for
         assert saved_under(raw, first, launcher) <= most, (named, saves, launcher)
+
+
+TARGETS = (
+    None, ["all-linear"], ["linear_qkv"], ["q_proj", "v_proj"], ["q_proj", "k_proj", "v_proj"],
+    ["linear_fc1", "linear_fc2"], ["gate_proj", "up_proj", "down_proj"],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "deepseek-v2-lite"])
+def test_another_launcher_adapts_the_layers_that_are_named_however_a_request_names_its_own(
+    model: str, tmp_path: Path
+) -> None:
+    """Its options add to those of the request: where a layer has two names, one of them counts."""
+    tried = set[str]()
+    for launcher in launcher_names():
+        for targets in TARGETS:
+            raw = asked_of(model, {"name": "dgx-a100", "num_nodes": 1}, (32, 2048), launcher)
+            raw["workload"] |= {"lora_rank": 16} | ({"lora_targets": targets} if targets else {})
+            try:
+                problem = parse_problem(raw)
+            except InvalidProblemError:
+                continue
+            for change in launchers(problem):
+                asked = parse_problem(typed(raw, option_words(change.settings), tmp_path))
+                assert asked.launcher == change.problem.launcher
+                assert asked.model_figures == change.problem.model_figures
+                tried.add(asked.launcher)
+    assert {"trl", "megatron-bridge", "ms-swift"} <= tried
 
 
 def kinds_of(raw: Mapping[str, Any]) -> set[str]:
@@ -623,7 +685,7 @@ def kinds_of(raw: Mapping[str, Any]) -> set[str]:
         ({"search": {"allow": ["fp8"]}}, "precision"),
         ({"search": {"pin": {"offload": "none"}}}, "offload"),
         ({"search": {"pin": {"num_microbatches": 4}}}, "batch"),
-        ({"launcher": "none"}, "launcher"),
+        ({"launcher": "any"}, "launcher"),
     ],
 )
 def test_what_a_request_settles_is_no_lever(settled: dict[str, Any], kind: str) -> None:

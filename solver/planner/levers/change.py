@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import compress, islice
+from math import inf
 from typing import Any
 
 import numpy as np
 
+from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Answer, Lever, Prediction
 from meshwright.solver.configuration import Configuration
+from meshwright.solver.cost.objective import outlook_of
+from meshwright.solver.explain.reference import switches_of
 from meshwright.solver.planner.recipes import WORTH_OF_A_RECIPE
 from meshwright.solver.problem import (
     PER_GPU,
@@ -21,11 +25,13 @@ from meshwright.solver.problem import (
     may_use_fewer,
     on_gpus,
     usable_gpus,
+    with_changes,
 )
 from meshwright.solver.space.enumerate import fewer_gpus
 from meshwright.solver.space.request_rules import counts_kept
 from meshwright.solver.splits import divisors
 
+POWER_LIMIT = "power_limit_w"
 WORTH = 0.01  # of the first plan's time for each token must a change save to be named
 _WORTH_OF = {
     "neighbour": 0.03,  # a batch or length beside the request's own
@@ -73,11 +79,12 @@ def worth_of(kind: str) -> float:
     return _WORTH_OF.get(kind, WORTH)
 
 
-def under_first(problem: Problem, answer: Answer) -> Problem:
+def under_first(problem: Problem, answer: Answer, *, by_step: bool = True) -> Problem:
     """Return the request under the launcher and with the batch of the first plan, asked for one plan alone.
 
-    What saves time of a plan that meets a deadline meets it, too. It is ranked by its step: instead of by a
-    quantile, or on as many GPUs instead of by tokens or hours of a GPU.
+    What saves time of a plan that meets a deadline meets it, too. It is ranked ``by_step``: instead of by a
+    quantile, or on as many GPUs instead of by tokens or hours of a GPU; instead of by energy, under the
+    same limit of power as well.
     """
     first = answer.ranking[0]
     own = problem.under(first.launchers[0]) if first.launchers else problem
@@ -86,9 +93,11 @@ def under_first(problem: Problem, answer: Answer) -> Problem:
         deadline_days=None, batch_sizes=(),
     )  # fmt: skip
     work = replace(own.workload, global_batch_size=first.config.global_batch_size)
-    if options.objective in PER_GPU:
+    if by_step and (options.objective in PER_GPU or by_energy(answer)):
         limits = (*options.constraints, f"num_gpus == {first.config.num_gpus}")
         options = replace(options, objective="step_time", constraints=limits)
+        drawn = switches_of(first).get(POWER_LIMIT)
+        work = work if drawn is None else with_changes(work, {POWER_LIMIT: drawn})
     elif by_quantile(answer):
         options = replace(options, objective="step_time")
     return on_few_numbers(replace(own, workload=work, options=options), answer)
@@ -128,6 +137,11 @@ def leaves_idle(problem: Problem, answer: Answer) -> bool:
     return answer.ranking[0].config.num_gpus < usable_gpus(problem)
 
 
+def by_energy(answer: Answer) -> bool:
+    """Return whether plans are ranked by their energy."""
+    return answer.objective is not None and answer.objective.name == "energy_per_token"
+
+
 def by_quantile(answer: Answer) -> bool:
     """Return whether plans are ranked by the 90 % quantile of their step."""
     return answer.objective is not None and answer.objective.name == "robust"
@@ -145,6 +159,7 @@ class Best:
     config: Configuration
     prediction: Prediction
     way: Problem  # the changed request under the plan's switches
+    profile: Profile | None = None  # that prices it; None: its energy is not compared
     proved: bool = True  # no layout of the changed request is faster
 
 
@@ -155,13 +170,16 @@ Find = Callable[[Change], Found]
 def as_lever(problem: Problem, answer: Answer, change: Change, best: Best) -> Lever:
     """Return a change with its plan and what that saves of the first plan's time per token.
 
-    Plans are sought by their step, so that the gain of a robust answer is a lower bound.
+    Plans are sought by their step, so that gains by a quantile or of energy are lower bounds.
     """
     first, config, seen = answer.ranking[0], best.config, best.prediction
     now_s, then_s = first.prediction.step_time_s, seen.step_time_s
     if by_quantile(answer):
         now_s, then_s = first.prediction.step_time_high_s, seen.step_time_high_s
     saved = 1.0 - (then_s / change.problem.tokens_of(config)) / (now_s / problem.tokens_of(first.config))
+    if by_energy(answer) and best.profile is not None and first.outlook is not None:
+        drawn = outlook_of(best.way, best.profile, config, seen).energy_per_token_j
+        saved = 1.0 - (drawn or inf) / (first.outlook.energy_per_token_j or inf)
     return Lever(
         kind=change.kind,
         change=change.words,
@@ -173,7 +191,7 @@ def as_lever(problem: Problem, answer: Answer, change: Change, best: Best) -> Le
         gpu_s_per_token=time_per_token(change.problem, config, seen) * config.num_gpus,
         peak_memory_bytes=seen.peak_memory_bytes,
         saves=saved,
-        at_least=not best.proved or by_quantile(answer),
+        at_least=not best.proved or by_quantile(answer) or by_energy(answer),
     )
 
 

@@ -204,7 +204,7 @@ def other_launchers(problem: Problem) -> Iterator[Problem]:
     options = replace(
         problem.options, top_k=1, certify="none", diverse=False, pareto=False, baseline=None
     )  # fmt: skip
-    if problem.launcher in ("none", "any"):
+    if problem.launcher == "any":
         return
     better = _better(problem)
     for name in preferred(problem)[1]:
@@ -230,4 +230,5 @@ def _adapting_all(problem: Problem) -> Problem:
     work, able = problem.workload, launcher_capabilities(problem.launcher)
     if not work.lora_rank:
         return problem
-    return replace(problem, workload=replace(work, lora_targets=able.targets_of(problem.model, ALL_LINEAR)))
+    every = able.targets_of(problem.model, (*ALL_LINEAR, *work.lora_targets))  # as who adds it gets them
+    return replace(problem, workload=replace(work, lora_targets=every))

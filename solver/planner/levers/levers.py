@@ -36,13 +36,14 @@ from meshwright.solver.planner.levers.nearby import plans_nearby, proved_or_near
 from meshwright.solver.planner.levers.neighbours import (
     batches,
     batchings,
+    near_batches,
     neighbours,
     rounder_on_unlike_nodes,
 )
 from meshwright.solver.planner.levers.nodes import one_group_alone, saving_nodes
 from meshwright.solver.planner.levers.numerics import bases, lighter, of_fewer_bits, precisions
 from meshwright.solver.planner.levers.recipes import packaged, published, relaid
-from meshwright.solver.planner.levers.searched import has_stages, proved_plans, searched_plans
+from meshwright.solver.planner.levers.searched import by_score, has_stages, proved_plans, searched_plans
 from meshwright.solver.planner.levers.switches import (
     OFFLOAD,
     POWER,
@@ -61,8 +62,8 @@ def levers_of(
 ) -> tuple[Lever, ...]:
     """Return the changes that save enough (``worth_of``), the best first; of launchers the fastest alone.
 
-    Where plans are ranked by energy, only switches that save energy are searched: others trade it for time.
-    On the fewest nodes, changes that save nodes. On unlike nodes, a rounder batch and length.
+    Where plans are ranked by energy, switches that save it are searched as well. On the fewest nodes,
+    changes that save nodes. On unlike nodes, a rounder batch and length.
 
     Args:
         problem: the request.
@@ -77,9 +78,10 @@ def levers_of(
     if not has_levers(problem, answer):
         return ()
     own, found = under_first(problem, answer), list[Lever]()
+    ranked = under_first(problem, answer, by_step=False)
     with watch.cut():
-        if not _saves_time(own):
-            return in_order(_without_time_levers(own, profile, answer, seconds=looks / LOOKS_PER_S))
+        if not _saves_time(ranked, answer):
+            return in_order(_without_time_levers(ranked, profile, answer, seconds=looks / LOOKS_PER_S))
         searches = WorkWatch(looks=looks)
         alone = {kind: WorkWatch(looks=looks) for kind in ("batch", OFFLOAD)}
         find = partial(proved_plans, own, profile=profile, answer=answer, searches=searches)
@@ -110,6 +112,7 @@ def levers_of(
         found += of_launchers_without_room(own, answer, find)
         found += neighbours(own, profile, answer, find)
         found += relaid(own, answer, recipes, find)
+        found += saving_energy(ranked, profile, answer)
     return in_order(_without_batches(problem, [*found, *packaged(problem, answer)]))
 
 
@@ -144,8 +147,8 @@ def _is_searched(problem: Problem, change: Change, answer: Answer) -> bool:
 def has_levers(problem: Problem, answer: Answer) -> bool:
     """Return whether levers are searched: for plans on at most all GPUs, in a mesh or as stages.
 
-    They are ranked by step, its quantile or energy, by tokens or hours of a GPU where the first plan uses
-    all GPUs, and on the fewest nodes by anything.
+    They are ranked by step, its quantile or energy, by tokens or hours of a GPU, and on the fewest nodes by
+    anything.
     """
     options = problem.options
     if not answer.ranking:
@@ -155,7 +158,7 @@ def has_levers(problem: Problem, answer: Answer) -> bool:
         return one_batch and len(problem.cluster.groups) == 1
     by_energy = counts_busy(problem) and one_batch
     by_step = options.objective in ("step_time", "robust") or (
-        options.objective in PER_GPU and not (options.num_nodes or leaves_idle(problem, answer))
+        options.objective in PER_GPU and not options.num_nodes
     )
     if problem.places_stages:
         return options.objective == "step_time" and not options.batch_sizes
@@ -174,9 +177,23 @@ def changes_of(problem: Problem) -> Iterator[Change]:
     yield from launchers(problem)
 
 
-def _saves_time(problem: Problem) -> bool:
-    """Return whether levers of every kind are tried, which save time for each token."""
-    return problem.options.gpus == "all" and not counts_busy(problem) and not problem.places_stages
+def _saves_time(problem: Problem, answer: Answer) -> bool:
+    """Return whether levers of every kind are tried, which save time for each token.
+
+    Where plans are ranked for each GPU and leave some idle, a change may rather use others.
+    """
+    per_gpu = problem.options.objective in PER_GPU or counts_busy(problem)
+    idle = per_gpu and leaves_idle(problem, answer)
+    return problem.options.gpus == "all" and not idle and not problem.places_stages
+
+
+def _by_score(problem: Problem, profile: Profile, answer: Answer, searches: WorkWatch) -> list[Lever]:
+    """Return what saves enough of what plans are ranked by, each by a search of its own."""
+    found = list[Lever]()
+    with searches.cut():
+        for change in (*near_batches(problem), *changes_of(problem)):
+            found += by_score(problem, change, profile, answer)
+    return found
 
 
 def _without_time_levers(
@@ -186,7 +203,7 @@ def _without_time_levers(
         return rounder_on_unlike_nodes(problem, profile, answer, seconds=seconds)
     if problem.options.gpus == "fewest":
         return saving_nodes(problem, answer)
-    return saving_energy(problem, profile, answer)
+    return iter(_by_score(problem, profile, answer, WorkWatch(looks=round(4 * seconds * LOOKS_PER_S))))
 
 
 def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -> tuple[Lever, ...]:
@@ -194,14 +211,17 @@ def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch
     if not has_levers(problem, answer):
         return ()
     own, found = under_first(problem, answer), list[Lever]()
+    ranked = under_first(problem, answer, by_step=False)
     with watch.cut():
-        if not _saves_time(own):
-            return in_order(_without_time_levers(own, profile, answer, seconds=own.options.time_limit_s))
+        if not _saves_time(ranked, answer):
+            seconds = own.options.time_limit_s
+            return in_order(_without_time_levers(ranked, profile, answer, seconds=seconds))
         for change in (*of_fewer_bits(own), *changes_of(own)):
             look()
             plans, _ = searched_plans(own, change, profile, answer)
             found += [as_lever(own, answer, change, best) for best in plans[:1]]
         found += one_group_alone(own, profile, answer, seconds=own.options.time_limit_s)
+        found += saving_energy(ranked, profile, answer)
         find = partial(searched_plans, own, profile=profile, answer=answer)
         found += of_launchers_without_room(own, answer, find)
         found += relaid(own, answer, [*published(own, profile, answer)], find)

@@ -95,11 +95,22 @@ def plans_nearby(
         )
     found = list[list[Best]]()
     for change, some, most_s in zip(changes, leading, limits, strict=True):
-        seen = ((one.way, one.plan(most_s)) for one in some)
-        plans = [Best(plan.config, plan.prediction, way, proved=False) for way, plan in seen if plan]
+        seen = ((one, one.plan(most_s)) for one in some)
+        plans = [one.best(plan) for one, plan in seen if plan]
         each = [time_per_token(change.problem, one.config, one.prediction) for one in plans]
         found.append([plans[at] for at in np.argsort(each, kind="stable")])
     return found
+
+
+def under_best_switches(
+    ways: Sequence[Problem], profile: Profile, config: Configuration, within_s: float
+) -> Best | None:
+    """Return a configuration under the switches that make it fastest, in any split, within a limit."""
+    descents = [_Descent(way=one, profile=profile, rules=rules_of(one)) for one in ways]
+    _move_on([_Round(one, [], [config]) for one in descents])
+    first = _leading(descents)[0]
+    plan = first.plan(within_s)
+    return None if plan is None else first.best(plan)
 
 
 def with_ends_alone(problem: Problem, change: Change, profile: Profile, answer: Answer) -> list[Best]:
@@ -123,7 +134,7 @@ def with_ends_alone(problem: Problem, change: Change, profile: Profile, answer: 
             continue
         rows = priced_space(way, own, columns.take(legal))
         if plan := fastest_of(way, own, rows, within_s=within_s):
-            found.append(Best(plan.config, plan.prediction, way, proved=False))
+            found.append(Best(plan.config, plan.prediction, way, own, proved=False))
     return found
 
 
@@ -251,6 +262,10 @@ class _Descent:
             return None
         rows = priced_space(self.way, self.profile, Columns.of(last))
         return fastest_of(self.way, self.profile, rows, within_s=most_s)
+
+    def best(self, plan: Plan) -> Best:
+        """Return one of its plans."""
+        return Best(plan.config, plan.prediction, self.way, self.profile, proved=False)
 
 
 @dataclass(frozen=True, slots=True)

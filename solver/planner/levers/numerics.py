@@ -194,7 +194,7 @@ def _under_fewer_bits(change: Change, lightest: Change, best: Best, profile: Pro
     if violations_of_all(way, own_profile, [best.config])[0]:
         return []
     (seen,) = predict_all(way, own_profile, [best.config])
-    return [Best(best.config, seen, way)]
+    return [Best(best.config, seen, way, own_profile)]
 
 
 _RECOMPUTED = "recompute_modules"

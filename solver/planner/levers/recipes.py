@@ -10,6 +10,7 @@ from meshwright.solver.answer import Answer, Lever
 from meshwright.solver.clock import look
 from meshwright.solver.planner.levers.change import Best, Change, Find, as_lever, time_per_token
 from meshwright.solver.planner.recipes import WORTH_OF_A_RECIPE, fastest_recipe, has_recipes, in_words
+from meshwright.solver.predict import profile_of_variant
 from meshwright.solver.problem import Problem
 
 
@@ -31,7 +32,8 @@ def published(problem: Problem, profile: Profile, answer: Answer) -> Iterator[tu
             problem=one.asked(problem),
             settings=one.settings,
         )
-        best = Best(one.config, one.prediction, one.problem, proved=False)
+        own_profile = profile_of_variant(one.problem, profile)
+        best = Best(one.config, one.prediction, one.problem, own_profile, proved=False)
         lever = as_lever(problem, answer, change, best)
         if lever.saves > WORTH_OF_A_RECIPE:
             yield lever, change

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.profile import Profile
-from meshwright.solver.answer import Answer
-from meshwright.solver.clock import WorkWatch
-from meshwright.solver.planner.levers.change import Best, Change, Found, leaves_idle, worth_s
+from meshwright.solver.answer import Answer, Lever, Plan, settled_problem
+from meshwright.solver.clock import WorkWatch, look
+from meshwright.solver.planner.levers.change import (
+    Best,
+    Change,
+    Found,
+    as_lever,
+    leaves_idle,
+    worth_of,
+    worth_s,
+)
 from meshwright.solver.planner.variants import (
     Variant,
     found_by,
     score_of,
+    scores_s,
     searchable,
     searched_together,
     variants_of,
@@ -48,6 +57,29 @@ def proved_plans(
     """Return the same within limited work, and no plan where it is not proved."""
     limit_s, idle = worth_s(problem, change, answer), leaves_idle(problem, answer)
     return first_proved(groups_of(change, profile), limit_s, searches, with_fewer=idle)
+
+
+def by_score(problem: Problem, change: Change, profile: Profile, answer: Answer) -> Iterator[Lever]:
+    """Yield a change that saves enough of what plans are ranked by, found by a search that ranks by it."""
+    look()
+    first = answer.ranking[0]
+    now_s = _score_per_token(settled_problem(first, problem), profile, first)
+    share = 1.0 - worth_of(change.kind)
+    within_s = share * now_s * _tokens(change.problem)
+    plans, _ = fastest_within(groups_of(change, profile), within_s, with_fewer=False)
+    for best in plans[:1]:
+        saved = 1.0 - _score_per_token(best.way, profile, best) / now_s
+        yield replace(as_lever(problem, answer, change, best), saves=saved, at_least=not best.proved)
+
+
+def _score_per_token(problem: Problem, profile: Profile, plan: Plan | Best) -> float:
+    """Return what ranks a plan under a problem that has its switches, for each token asked for."""
+    priced = [(plan.config, plan.prediction)]
+    return scores_s(problem, profile_of_variant(problem, profile), priced)[0] / _tokens(problem)
+
+
+def _tokens(problem: Problem) -> float:
+    return problem.workload.global_batch_size * problem.workload.tokens_per_sequence
 
 
 def first_proved(
@@ -102,7 +134,9 @@ def fastest_within(
         if found.plans:
             by, best = found_by(group), found.plans[0]
             limit_s = score_of(by(best), best)
-            plans = [Best(one.config, one.prediction, by(one).problem) for one in found.plans]
+            plans = [
+                Best(one.config, one.prediction, by(one).problem, by(one).profile) for one in found.plans
+            ]
     return [replace(one, proved=proved) for one in plans], proved
 
 

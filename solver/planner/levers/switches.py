@@ -9,22 +9,19 @@ from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import framework_facts, with_options
 from meshwright.profiles.profile import Profile, framework_of
 from meshwright.profiles.switches import Setting, Switch
-from meshwright.solver.answer import Answer, Lever, Plan, settled_problem
-from meshwright.solver.clock import WorkWatch, look
+from meshwright.solver.answer import Answer, Lever
+from meshwright.solver.clock import WorkWatch
 from meshwright.solver.configuration import HIERARCHICAL
 from meshwright.solver.planner.levers.change import (
-    WORTH,
     Best,
     Change,
     allowing,
-    as_lever,
+    by_energy,
     within_power_budget,
     worth_s,
 )
 from meshwright.solver.planner.levers.nearby import plans_near
-from meshwright.solver.planner.levers.searched import fastest_within, groups_of
-from meshwright.solver.planner.variants import scores_s
-from meshwright.solver.predict import profile_of_variant
+from meshwright.solver.planner.levers.searched import by_score, fastest_within, groups_of
 from meshwright.solver.problem import (
     CONTEXT_MODE,
     STANDALONE_STAGES,
@@ -99,26 +96,14 @@ def _offered(problem: Problem, objective: Objective) -> list[Switch]:
 
 
 def saving_energy(problem: Problem, profile: Profile, answer: Answer) -> Iterator[Lever]:
-    """Yield the switches that save energy, each found by one search of its settings."""
-    first = answer.ranking[0]
-    now_s = _score_s(settled_problem(first, problem), profile, first)
-    for switch in _offered(problem, problem.options.objective):
-        look()
+    """Yield the switches that save energy, where it is asked for, each by one search of its settings."""
+    for switch in _offered(problem, problem.options.objective) if by_energy(answer) else ():
         change = Change(
             kind=switch.name, words=switch.change, effect=switch.effect,
             problem=allowing(problem, switch.name),
             settings={"search.allow": [switch.name]},
         )  # fmt: skip
-        plans, _ = fastest_within(groups_of(change, profile), (1.0 - WORTH) * now_s, with_fewer=False)
-        for best in plans[:1]:
-            lever = as_lever(problem, answer, change, best)
-            yield replace(lever, saves=1.0 - _score_s(best.way, profile, best) / now_s)
-
-
-def _score_s(problem: Problem, profile: Profile, plan: Plan | Best) -> float:
-    """Return what ranks a plan under a problem that has its switches."""
-    priced = [(plan.config, plan.prediction)]
-    return scores_s(problem, profile_of_variant(problem, profile), priced)[0]
+        yield from by_score(problem, change, profile, answer)
 
 
 OFFLOAD = "offload"

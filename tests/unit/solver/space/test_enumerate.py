@@ -281,7 +281,7 @@ def test_widened_rows_differ_from_a_plain_one_in_the_variables_that_widening_nam
     problem = a_problem(model=a_moe_model(), cluster=cluster, batch=64, allow=allowed)
     for launcher in ("none", "megatron-lm"):
         one = replace(problem, launcher=launcher)
-        for _, plain in _plain_blocks(one, one.cluster.num_gpus, wide=True):
+        for _, plain in _plain_blocks(one, (one.cluster.num_gpus,), wide=True):
             more = widened(one, plain, wide=True)
             shared = [f.name for f in fields(Columns) if f.name not in CHANGED]
             before, after = (np.stack([getattr(c, name) for name in shared]) for c in (plain, more))
