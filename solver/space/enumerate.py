@@ -977,6 +977,11 @@ def are_few(problem: Problem) -> bool:
     return estimated_outer(problem, wide=True) <= LARGE_OUTER
 
 
+def goes_through_usual(problem: Problem) -> bool:
+    """Return whether a search goes through the usual candidates alone, however few are legal."""
+    return not NARROWED & limited_by(problem) and not are_few(problem)
+
+
 def searched_space(
     problem: Problem,
     *,
