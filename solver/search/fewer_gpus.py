@@ -32,6 +32,7 @@ from meshwright.solver.space.enumerate import (
     LARGE_OUTER,
     MANY_OUTER,
     MOST_OUTER,
+    estimated_on,
     estimated_outer,
     fewer_are_used,
     fewer_gpus,
@@ -218,7 +219,7 @@ def _wave(
     """
     rows, size, most = 0.0, 0, MOST_OUTER if usual else LARGE_OUTER
     while size < len(numbers) and numbers[size] >= share * numbers[0]:
-        rows += estimated_outer(on_gpus(problem, (numbers[size],)), wide=not usual)
+        rows += estimated_on(problem, numbers[size], wide=not usual)
         if size and rows > most:
             break
         size += 1

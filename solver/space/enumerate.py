@@ -586,8 +586,7 @@ def numbers_of_gpus(problem: Problem) -> tuple[int, ...]:
         if counts[0] in legal or _are_enough(legal, num_gpus):
             break
         look()
-        some = _estimated_on(problem, num_gpus, wide=False)[1]
-        found = _some_legal(problem, some, rules)  # of most numbers; else all are looked at
+        found = _is_seen_legal_on(problem, num_gpus, rules)  # of most numbers; else all are looked at
         if not (found or _may_be_legal(problem, num_gpus, rules)):
             continue
         if not found and num_gpus == counts[0] and is_too_large(problem):  # a sample of it is searched
@@ -603,11 +602,12 @@ def estimated_outer(problem: Problem, *, wide: bool = False) -> float:
     Of every batch and number of GPUs that ``enumerate_space`` goes through; once they are more than
     anything is done with, the others are not counted.
     """
-    return _estimated_outer(problem, wide)
+    return _estimate(problem, wide)[0]
 
 
 @remembered
-def _estimated_outer(problem: Problem, wide: bool) -> float:
+def _estimate(problem: Problem, wide: bool) -> tuple[float, tuple[int, ...]]:
+    """Return the estimate, and the numbers of GPUs on which a row that was looked at is legal."""
     counts, total, legal = gpu_counts(problem), 0.0, list[int]()
     named, rules = are_named(problem), rules_of(problem)
     for num_gpus in counts if named else _tried_in_turn(problem, counts, legal):
@@ -621,7 +621,18 @@ def _estimated_outer(problem: Problem, wide: bool) -> float:
         # where none is legal, some other may be: more are counted
         if not named and _some_legal(problem, some, rules):
             legal.append(num_gpus)
-    return total
+    return total, tuple(legal)
+
+
+def estimated_on(problem: Problem, num_gpus: int, *, wide: bool) -> float:
+    """Estimate the rows without chunks on one number of GPUs, legal or not."""
+    return _estimated_on(problem, num_gpus, wide=wide)[0]
+
+
+def _is_seen_legal_on(problem: Problem, num_gpus: int, rules: tuple[Rule, ...]) -> bool:
+    """Return whether one of a few usual rows on so many GPUs is legal."""
+    seen = num_gpus in _estimate(problem, False)[1]
+    return seen or _some_legal(problem, _estimated_on(problem, num_gpus, wide=False)[1], rules)
 
 
 def _are_enough(legal: Sequence[int], num_gpus: int) -> bool:
