@@ -21,7 +21,7 @@ from meshwright.solver.explain.alternatives import moves_of, settle
 from meshwright.solver.explain.reference import switches_of, usual_meshes
 from meshwright.solver.planner.levers.change import Best, Change, Find, time_per_token, worth_s
 from meshwright.solver.predict import profile_of_variant
-from meshwright.solver.problem import CONTEXT_MODE, Problem, usable_gpus, with_changes
+from meshwright.solver.problem import CONTEXT_MODE, Problem, altered, usable_gpus, with_changes
 from meshwright.solver.search.answers import fastest_of
 from meshwright.solver.search.priced_space import priced_space
 from meshwright.solver.space.launcher_rules import workload_faults
@@ -138,7 +138,7 @@ def _ways(problem: Problem, answer: Answer) -> list[Problem]:
     own = framework_facts(framework_of(problem.priced_as))
     for one in (with_changes(work, switches_of(answer.ranking[0])).framework_options, {}):
         options = {**one, **work.framework_options}
-        way = replace(problem, workload=replace(work, framework_options=options))
+        way = altered(problem, workload=replace(work, framework_options=options))
         if with_options_if_legal(own, options) is None:
             continue
         if way not in found and not any(workload_faults(way, launcher_capabilities(way.launcher))):
