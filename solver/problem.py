@@ -564,7 +564,7 @@ def usable_gpus(problem: Problem) -> int:
 def gpu_counts(problem: Problem) -> tuple[int, ...]:
     """Return every number of GPUs that the request leaves open, largest first."""
     if problem.options.num_gpus:
-        return tuple(sorted(problem.options.num_gpus, reverse=True))
+        return tuple(sorted({*problem.options.num_gpus}, reverse=True))
     most, per_node = usable_gpus(problem), per_node_of(problem)
     open_counts = {nodes * per_node for nodes in problem.options.num_nodes}
     return tuple(sorted((n for n in open_counts if n <= most), reverse=True)) or (most,)

@@ -554,7 +554,10 @@ _UNLIKE_STACKS = (
     "each launcher is predicted with its own software stack, and each stack has a different "
     "error. To compare them on one software stack, add --stack"
 )
-_ALL_ADAPTED = "all linear layers have adapters under each launcher. Named alone, one may adapt fewer"
+_ALL_ADAPTED = (
+    "all linear layers have adapters under each launcher. Named alone, one may adapt fewer unless you add "
+    "--lora-targets all-linear"
+)
 
 
 def _notes(first: Answer, answered: Sequence[Answered], unasked: int) -> dict[str, str]:
