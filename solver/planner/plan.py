@@ -59,6 +59,7 @@ from meshwright.solver.problem import (
     Problem,
     Progress,
     ShouldStop,
+    altered,
     changes_of,
     gpu_counts,
     may_use_fewer,
@@ -466,7 +467,7 @@ def _share_of(variant: Variant) -> float:
 
 def _with_limit(variant: Variant, limit_s: float) -> Variant:
     options = replace(variant.problem.options, time_limit_s=limit_s)
-    return replace(variant, problem=replace(variant.problem, options=options))
+    return replace(variant, problem=altered(variant.problem, options=options))
 
 
 def _beaten_by(problem: Problem, variant: Variant, before: Sequence[Answered]) -> dict[str, object]:
@@ -788,7 +789,7 @@ def _run_of(
 
 
 def _also_on(problem: Problem, numbers: tuple[int, ...]) -> Problem:
-    return replace(problem, options=replace(problem.options, also_gpus=numbers))
+    return altered(problem, options=replace(problem.options, also_gpus=numbers))
 
 
 def _answer(variants: Sequence[Variant], run: Callable[..., Answer], whole: Watch) -> Answer:

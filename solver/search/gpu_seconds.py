@@ -18,7 +18,7 @@ from meshwright.profiles.frameworks import with_options
 from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import BoolArray, Columns, FloatArray, IntArray, distinct
 from meshwright.solver.cost.price import least_passes_s
-from meshwright.solver.problem import Problem
+from meshwright.solver.problem import Problem, altered
 from meshwright.solver.search.bounds import SAFETY, filled_and_emptied
 from meshwright.solver.search.priced_space import CHUNK
 from meshwright.solver.space.enumerate import passes_on_any_number, plain_rows, run_alone, same_rows
@@ -176,4 +176,4 @@ def _unlike(problem: Problem, ways: Sequence[Problem]) -> Iterator[Problem]:
         key = tuple(sorted(options.items()))
         if key not in seen:
             seen.add(key)
-            yield replace(one, workload=replace(one.workload, framework_options=options))
+            yield altered(one, workload=replace(one.workload, framework_options=options))

@@ -647,8 +647,7 @@ def numbers_of_gpus(problem: Problem) -> tuple[int, ...]:
         if counts[0] in legal or _are_enough(legal, num_gpus):
             break
         look()
-        some = _estimated_on(problem, (num_gpus,), wide=False)[1]
-        found = _some_legal(problem, some, rules)  # of most numbers; else all are looked at
+        found = _is_seen_legal_on(problem, num_gpus, rules)  # of most numbers; else all are looked at
         if not (found or _may_be_legal(problem, num_gpus, rules)):
             continue
         if not found and num_gpus == counts[0] and is_too_large(problem):  # a sample of it is searched
@@ -664,18 +663,19 @@ def estimated_outer(problem: Problem, *, wide: bool = False) -> float:
     Of every batch and number of GPUs that ``enumerate_space`` goes through; once they are more than
     anything is done with, the others are not counted.
     """
-    return _estimated_outer(problem, wide)
+    return _estimate(problem, wide)[0]
 
 
 @remembered
-def _estimated_outer(problem: Problem, wide: bool) -> float:
+def _estimate(problem: Problem, wide: bool) -> tuple[float, tuple[int, ...]]:
+    """Return the estimate, and the numbers of GPUs on which a row that was looked at is legal."""
     counts, total, legal, rules = gpu_counts(problem), 0.0, list[int](), rules_of(problem)
     if are_named(problem):
         for size in estimated_on_each(problem, counts, wide=wide):
             total += size
             if total > _MOST_WRITTEN:
                 break
-        return total
+        return total, ()
     for num_gpus in _tried_in_turn(problem, counts, legal):
         look()
         if _are_enough(legal, num_gpus) or counts[0] in legal or total > _MOST_WRITTEN:
@@ -687,7 +687,13 @@ def _estimated_outer(problem: Problem, wide: bool) -> float:
         # where none is legal, some other may be: more are counted
         if _some_legal(problem, some, rules):
             legal.append(num_gpus)
-    return total
+    return total, tuple(legal)
+
+
+def _is_seen_legal_on(problem: Problem, num_gpus: int, rules: tuple[Rule, ...]) -> bool:
+    """Return whether one of a few usual rows on so many GPUs is legal."""
+    seen = num_gpus in _estimate(problem, False)[1]
+    return seen or _some_legal(problem, _estimated_on(problem, (num_gpus,), wide=False)[1], rules)
 
 
 def _are_enough(legal: Sequence[int], num_gpus: int) -> bool:
