@@ -554,6 +554,24 @@ def test_no_dtype_or_batching_beats_a_fine_tuning_that_does_not_name_it(seed: in
         assert saved <= max(worth_of(kind), named.get(kind, 0.0) + 0.01) + 0.002, (kind, settings, raw)
 
 
+@pytest.mark.parametrize(
+    ("model", "nodes", "batch", "saves"),
+    [
+        pytest.param("mixtral-8x22b", 16, 512, 0.27, marks=seldom),  # without recomputation
+        ("glm-4.5-air", 8, 256, 0.04),  # recomputing whole experts, in half as many tensor ranks
+    ],
+)
+def test_products_of_8_bits_are_named_under_the_switches_that_they_favour(
+    model: str, nodes: int, batch: int, saves: float, tmp_path: Path
+) -> None:
+    raw = asked_of(model, {"name": "dgx-h100", "num_nodes": nodes}, (batch, 4096), "megatron-lm")
+    problem, answer = compared(raw)
+    (named,) = (one for one in answer.levers if one.kind == "precision")
+    saved = require_saved(raw, problem, replace(answer, levers=(named,)), tmp_path)
+    assert named.saves == pytest.approx(saves, abs=0.01)
+    assert saved["precision"] == pytest.approx(named.saves, abs=0.01)
+
+
 def asked_of(
     model: str, cluster: Mapping[str, Any], work: tuple[int, int], launcher: str
 ) -> dict[str, Any]:

@@ -54,6 +54,7 @@ class Change:
     also: tuple[Problem, ...] = ()  # with other values of what the change opens
     settings: Mapping[str, Any] = field(default_factory=dict)  # values by their paths in the request
     moves_memory: bool = False  # the best layout may be far from the first plan's
+    moves_switches: bool = False  # so may its switches
 
 
 def within_seconds(change: Change, seconds: float) -> Change:
