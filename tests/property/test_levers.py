@@ -554,6 +554,44 @@ def test_no_dtype_or_batching_beats_a_fine_tuning_that_does_not_name_it(seed: in
         assert saved <= max(worth_of(kind), named.get(kind, 0.0) + 0.01) + 0.002, (kind, settings, raw)
 
 
+@pytest.mark.parametrize(
+    ("model", "nodes", "batch", "saves"),
+    [
+        pytest.param("mixtral-8x22b", 16, 512, 0.27, marks=seldom),  # without recomputation
+        ("glm-4.5-air", 8, 256, 0.04),  # recomputing whole experts, in half as many tensor ranks
+    ],
+)
+def test_products_of_8_bits_are_named_under_the_switches_that_they_favour(
+    model: str, nodes: int, batch: int, saves: float, tmp_path: Path
+) -> None:
+    raw = asked_of(model, {"name": "dgx-h100", "num_nodes": nodes}, (batch, 4096), "megatron-lm")
+    problem, answer = compared(raw)
+    (named,) = (one for one in answer.levers if one.kind == "precision")
+    saved = require_saved(raw, problem, replace(answer, levers=(named,)), tmp_path)
+    assert named.saves == pytest.approx(saves, abs=0.01)
+    assert saved["precision"] == pytest.approx(named.saves, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "batch"),
+    [pytest.param(13, 64, marks=seldom), (3, 22)],  # 52 replicas of 2 GPUs instead of 64 of one: 22 %
+)
+def test_where_gpus_are_idle_a_batch_that_more_of_them_share_is_named(
+    nodes: int, batch: int, tmp_path: Path
+) -> None:
+    """No batch that differs by at most a quarter saves much more."""
+    raw = asked_of("llama-3.1-8b", {"name": "dgx-h100", "num_nodes": nodes}, (batch, 4096), "megatron-lm")
+    problem, answer = compared(raw)
+    levers = [one for one in answer.levers if "workload.global_batch_size" in one.settings]
+    require_saved(raw, problem, replace(answer, levers=tuple(levers)), tmp_path)
+    now, most = per_token(problem, answer.ranking[0]), 0.0
+    for size in range(batch - batch // 4, batch + batch // 4 + 1):
+        other = parse_problem(pasted(raw, {"workload.global_batch_size": size}))
+        found = ask(other, default_profile(other.cluster, other.priced_as)).ranking[0]
+        most = max(most, 1.0 - per_token(other, found) / now)
+    assert most <= max(one.saves for one in levers) + 0.06
+
+
 def asked_of(
     model: str, cluster: Mapping[str, Any], work: tuple[int, int], launcher: str
 ) -> dict[str, Any]:

@@ -54,6 +54,7 @@ class Change:
     also: tuple[Problem, ...] = ()  # with other values of what the change opens
     settings: Mapping[str, Any] = field(default_factory=dict)  # values by their paths in the request
     moves_memory: bool = False  # the best layout may be far from the first plan's
+    moves_switches: bool = False  # so may its switches
 
 
 def within_seconds(change: Change, seconds: float) -> Change:
@@ -114,12 +115,23 @@ def on_few_numbers(problem: Problem, answer: Answer) -> Problem:
     counts, batch = gpu_counts(own), problem.workload.global_batch_size
     if own.options.max_power_kw is not None:
         counts = (next(within_power_budget(own), counts[0]),)
-    replicas = [size for size in divisors(batch) if size <= counts[0]]
-    inner = [1 << (counts[0] // size).bit_length() - 1 for size in replicas]  # tensor ranks or stages
-    _, shared = max((one**3 * each**2, one * each) for one, each in zip(replicas, inner, strict=True))
-    may = can_start(problem, shared) and allows_nodes_of(problem, shared)
+    shared = sharing(batch, counts[0])
+    may = can_use(problem, shared)
     numbers = {answer.ranking[0].config.num_gpus, *counts, *([shared] if may else [])}
     return problem if numbers == {*gpu_counts(own)} else on_gpus(problem, tuple(numbers))
+
+
+def sharing(batch: int, gpus: int) -> int:
+    """Return how many of some GPUs share a batch best, in replicas of a power of two each."""
+    replicas = [size for size in divisors(batch) if size <= gpus]
+    inner = [1 << (gpus // size).bit_length() - 1 for size in replicas]  # tensor ranks or stages
+    _, shared = max((one**3 * each**2, one * each) for one, each in zip(replicas, inner, strict=True))
+    return shared
+
+
+def can_use(problem: Problem, num_gpus: int) -> bool:
+    """Return whether a launcher starts so many GPUs, on nodes that a request allows."""
+    return can_start(problem, num_gpus) and allows_nodes_of(problem, num_gpus)
 
 
 def within_power_budget(problem: Problem, *, fewer: int | None = None) -> Iterator[int]:

@@ -20,6 +20,7 @@ from meshwright.solver.cost.pipelines import closed_forms
 from meshwright.solver.explain.alternatives import moves_of, settle
 from meshwright.solver.explain.reference import switches_of, usual_meshes
 from meshwright.solver.planner.levers.change import Best, Change, Find, time_per_token, worth_s
+from meshwright.solver.planner.variants import variants_of
 from meshwright.solver.predict import profile_of_variant
 from meshwright.solver.problem import CONTEXT_MODE, Problem, altered, usable_gpus, with_changes
 from meshwright.solver.search.answers import fastest_of
@@ -79,6 +80,9 @@ def plans_nearby(
         every.append([])
         for changed in (change.problem, *change.also):
             ways = _ways(changed, answer)
+            if ways and change.moves_switches:
+                every_way = variants_of(changed, profile_of_variant(changed, profile))
+                ways += [one.problem for one in every_way if one.problem not in ways]
             starts = _starts(problem, changed, answer, known) if ways else []
             for way in ways:
                 one = _Descent(

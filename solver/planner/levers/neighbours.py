@@ -15,7 +15,9 @@ from meshwright.solver.planner.levers.change import (
     Change,
     Find,
     as_lever,
+    can_use,
     leaves_idle,
+    sharing,
     within_seconds,
 )
 from meshwright.solver.planner.levers.nearby import proved_or_near
@@ -39,14 +41,15 @@ _NEAR = 0.25  # of the batch: how far a neighbour that divides better may be
 
 
 def batches(problem: Problem) -> Iterator[Change]:
-    """Yield the batches that all GPUs share, and twice the batch."""
+    """Yield the batches that all GPUs share, or the most, and twice the batch."""
     work, gpus = problem.workload, usable_gpus(problem)
     batch = work.global_batch_size
     if "num_microbatches" in problem.options.named:
         return
     near = (batch // gpus * gpus, -(-batch // gpus) * gpus)
     searched = (batch, *rounder(batch))  # what is asked, and its neighbours
-    sizes = [*(size for size in near if size and abs(size - batch) <= _NEAR * batch), 2 * batch]
+    shared = [size for size in near if size and abs(size - batch) <= _NEAR * batch]
+    sizes = dict.fromkeys((*(shared or _sharing_most(problem)), 2 * batch))
     for size in (size for size in sizes if size not in searched):
         yield Change(
             kind="batch",
@@ -55,6 +58,25 @@ def batches(problem: Problem) -> Iterator[Change]:
             problem=_with_batch(problem, size),
             settings={"workload.global_batch_size": size},
         )
+
+
+_LIKELY = 2  # batches of those that most GPUs share
+
+
+def _sharing_most(problem: Problem) -> list[int]:
+    """Return batches nearby that more GPUs share than the request's own, where too few share that."""
+    batch, gpus = problem.workload.global_batch_size, usable_gpus(problem)
+    reach = min(int(_NEAR * batch), _SIZES)
+    own = sharing(batch, gpus)
+    if own == gpus:
+        return []
+    near = [size for size in range(max(batch - reach, 1), batch + reach + 1) if size != batch]
+    shared = {size: sharing(size, gpus) for size in near}
+    more = [size for size in near if shared[size] > own and can_use(problem, shared[size])]
+    return sorted(more, key=lambda size: (-shared[size], abs(size - batch)))[:_LIKELY]
+
+
+_SIZES = 128  # of batches to either side
 
 
 def _with_batch(problem: Problem, size: int) -> Problem:
