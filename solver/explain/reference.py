@@ -119,7 +119,7 @@ _SPREADS = 2  # numbers of GPUs that share experts
 
 
 def _gpus_of(problem: Problem, first: Plan) -> int:
-    """Return all GPUs, or the most named ones, whole nodes or halves of one that the request's limits leave.
+    """Return all GPUs, or the most named ones, whole nodes or halves of one, that limits leave.
 
     The first plan's where the request wants few, or leaves no such number.
     """
