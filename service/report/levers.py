@@ -8,21 +8,24 @@ from rich.console import Group
 from rich.text import Text
 
 from meshwright.service.report import formatting
-from meshwright.service.report.sentences import remedy_words, saved_words
+from meshwright.service.report.sentences import remedy_words, saved_words, step_words
 from meshwright.solver.answer import OBJECTIVE_NAMES, Lever, Plan
 
 
-def lever_words(lever: Lever, saved: str, *, longest: bool = False) -> tuple[str, str, str]:
-    """Return ``Bf16 gradients (--allow gradient_dtype)``, its gain with its plan, and what it changes.
+def lever_words(lever: Lever, saved: str, step: str) -> tuple[str, str, str]:
+    """Return ``Bf16 gradients (--allow gradient_dtype)``, its gain with its plan, and what it changes."""
+    change, plan = remedy_words(lever, step)
+    return change, f"saves {saved_words(lever)} of the {saved}: {plan}", lever.effect.removesuffix(": ")
 
-    ``longest``: a search may find a shorter step than the plan's.
-    """
-    change, plan = remedy_words(lever)
-    return (
-        change,
-        f"saves {saved_words(lever)} of the {saved}: {'up to ' if longest else ''}{plan}",
-        lever.effect.removesuffix(": "),
-    )
+
+def _step_words(lever: Lever, objective: str, *, fewest: bool) -> str:
+    """Return the step of a lever's plan, and whether a search may find a shorter one."""
+    seconds = formatting.seconds(lever.step_time_s)
+    if fewest:  # on fewer nodes a step may be longer
+        return seconds if lever.at_least else f"up to {seconds}"
+    if objective in OBJECTIVE_NAMES:  # others may be better by it and slower
+        return f"a predicted step of {seconds}"
+    return step_words(lever)
 
 
 _UNSOUGHT = (
@@ -60,7 +63,7 @@ def render_levers(
     none = f"No change that you may decide saves more than 1 % of the first plan's {of_first}."
     lines = [formatting.wrapped(head if levers else none, width)]
     for lever in levers:
-        change, gain, effect = map(formatting.with_ties, lever_words(lever, saved, longest=fewest))
+        change, gain, effect = map(formatting.with_ties, lever_words(lever, saved, _step_words(lever, objective, fewest=fewest)))
         lines.append(Text(""))
         lines.append(formatting.wrapped(change, width, indent=2))
         lines.append(formatting.wrapped(gain, width, indent=4))

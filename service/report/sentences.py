@@ -184,9 +184,12 @@ def closest_words(plan: Plan, problem: Problem) -> str:
     return f"closest: {takes}. {command} --accept-risk"
 
 
-def remedy_words(remedy: Remedy) -> tuple[str, str]:
-    """Return ``16 nodes (--num-nodes 16)`` and ``12.3 s on 128 GPUs, tp 8 · pp 4 · …, 61.2 GiB``."""
-    step, peak = step_words(remedy), formatting.gib(remedy.peak_memory_bytes)
+def remedy_words(remedy: Remedy, step: str = "") -> tuple[str, str]:
+    """Return ``16 nodes (--num-nodes 16)`` and ``12.3 s on 128 GPUs, tp 8 · pp 4 · …, 61.2 GiB``.
+
+    ``step``: instead of ``step_words``.
+    """
+    step, peak = step or step_words(remedy), formatting.gib(remedy.peak_memory_bytes)
     words, options = formatting.configuration_words(remedy.config), option_words(remedy.settings)
     gpus = f"{remedy.num_gpus} GPU{'s' * (remedy.num_gpus != 1)}"
     change = formatting.sentence_case(remedy.change)

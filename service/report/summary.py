@@ -393,7 +393,8 @@ def _offer(lever: Lever, *, saved: str, step_s: float) -> Offer:
     """Return a lever in words, with its step where that is longer than ``step_s``."""
     kind = lever.effect.rpartition(": ")[2]  # numerics or results; explain --levers has the rest
     slower = lever.step_time_s > step_s
-    longer = f" with a step of up to {figures.seconds(lever.step_time_s)}" if slower else ""
+    most = f"{figures.seconds(lever.step_time_s)}{f' on {lever.num_gpus} GPUs' if lever.at_least else ''}"
+    longer = f" with a step of {'' if lever.at_least else 'up to '}{most}" if slower else ""
     gain = f"would save {saved_words(lever)}{saved}{longer}{f' ({kind})' if kind else ''}"
     return Offer(
         words=f"{_launcher_named(lever.change)} {gain}",

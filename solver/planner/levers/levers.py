@@ -202,7 +202,7 @@ def _without_time_levers(
     if problem.places_stages:
         return rounder_on_unlike_nodes(problem, profile, answer, seconds=seconds)
     if problem.options.gpus == "fewest":
-        return saving_nodes(problem, answer)
+        return saving_nodes(problem, profile, answer)
     return iter(_by_score(problem, profile, answer, WorkWatch(looks=round(4 * seconds * LOOKS_PER_S))))
 
 
