@@ -63,7 +63,9 @@ def render_levers(
     none = f"No change that you may decide saves more than 1 % of the first plan's {of_first}."
     lines = [formatting.wrapped(head if levers else none, width)]
     for lever in levers:
-        change, gain, effect = map(formatting.with_ties, lever_words(lever, saved, _step_words(lever, objective, fewest=fewest)))
+        change, gain, effect = map(
+            formatting.with_ties, lever_words(lever, saved, _step_words(lever, objective, fewest=fewest))
+        )
         lines.append(Text(""))
         lines.append(formatting.wrapped(change, width, indent=2))
         lines.append(formatting.wrapped(gain, width, indent=4))

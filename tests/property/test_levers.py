@@ -25,7 +25,7 @@ from meshwright.service.cli.problem_options import request_of
 from meshwright.service.report.sentences import option_words
 from meshwright.service.requests.fields import OPTIONS
 from meshwright.service.requests.parse import parse_problem
-from meshwright.solver.answer import Answer, Plan
+from meshwright.solver.answer import Answer, Lever, Plan
 from meshwright.solver.planner.launchers import ask_and_compare
 from meshwright.solver.planner.levers.change import worth_of
 from meshwright.solver.planner.levers.launchers import launchers
@@ -132,6 +132,26 @@ def staged(seed: int) -> dict[str, Any]:
     }
 
 
+def crowded(seed: int) -> dict[str, Any]:
+    """A request without stages, on cards with little memory or more of them than share the batch."""
+    random = Random(f"crowded-{seed}")
+    model, batch, gpu, nodes, each, power_kw = random.choice((
+        ("qwen3-8b", 100, "rtx-4090", 2, 8, None),  # 8-bit states: micro-batches of 25
+        ("gemma-3-12b", 30, "rtx-4090", 3, 4, None),  # offload under DeepSpeed: on 4 GPUs
+        ("gemma-3-4b", 14, "rtx-4090", 4, 8, None),  # compiled: on 16 GPUs of 32
+        ("mixtral-8x7b", 30, "b200-sxm-180gb", 3, 8, 10),  # compiled: on 8 GPUs of 24
+    ))  # fmt: skip
+    search = {} if power_kw is None else {"max_power_kw": power_kw}
+    launcher = "axolotl" if power_kw else random.choice(("trl", "trl", "accelerate", "axolotl"))
+    raw = asked_of(
+        model,
+        {"groups": [{"gpu": gpu, "num_nodes": nodes, "gpus_per_node": each}]},
+        (batch, 2048),
+        launcher,
+    )
+    return raw | {"search": {**raw["search"], **search}}
+
+
 def pasted(raw: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """The request with some options: lists add to what is there, as an option does that is given again."""
     found: dict[str, Any] = copy.deepcopy(dict(raw))
@@ -191,7 +211,7 @@ def require_saved(
     return saved
 
 
-@pytest.mark.parametrize("draw", [drawn, tuned, staged])
+@pytest.mark.parametrize("draw", [drawn, tuned, staged, crowded])
 @pytest.mark.parametrize("seed", range(draws(1, of_more=2)))
 def test_who_pastes_a_lever_saves_as_much(
     seed: int, draw: Callable[[int], dict[str, Any]], tmp_path: Path
@@ -462,8 +482,40 @@ def test_on_the_fewest_nodes_a_change_that_fits_on_fewer_is_named(tmp_path: Path
     for lever in answer.levers:
         changed = parse_problem(typed(raw, option_words(lever.settings), tmp_path))
         found = ask(changed, default_profile(changed.cluster, changed.priced_as))
-        (plan, *_) = found.ranking
-        assert 1.0 - -(-plan.config.num_gpus // 4) / nodes == pytest.approx(lever.saves)
+        _require_nodes_saved(lever, found, nodes, per_node=4)
+
+
+def _require_nodes_saved(lever: Lever, found: Answer, nodes: int, *, per_node: int) -> None:
+    """Its command uses as few nodes as it says or, ``at_least``, fewer; on as many no longer a step."""
+    (plan, *_) = found.ranking
+    saved = 1.0 - -(-plan.config.num_gpus // per_node) / nodes
+    assert saved == pytest.approx(lever.saves) or (lever.at_least and saved > lever.saves)
+    if saved == pytest.approx(lever.saves):
+        assert plan.prediction.step_time_s <= lever.step_time_s * (1.0 + ROUNDING)
+
+
+@pytest.mark.parametrize("seed", range(draws(1, of_more=2)))
+def test_of_many_nodes_a_change_saves_as_many_as_its_command(seed: int) -> None:
+    random = Random(f"nodes-{seed}")
+    gpu = random.choice(("a100-sxm-40gb", "l40s"))
+    raw = asked_of(
+        random.choice(("llama-3.1-70b", "qwen3-32b", "llama-3.1-405b")),
+        {
+            "groups": [
+                {"gpu": random.choice(("a100-sxm-40gb", "l40s")), "num_nodes": 80, "gpus_per_node": 4}
+            ]
+        },
+        (random.choice((256, 480)), 4096),
+        "megatron-lm",
+    )
+    raw["search"]["gpus"] = "fewest"
+    _, answer = compared(raw)
+    nodes = -(-answer.ranking[0].config.num_gpus // 4)
+    assert {one.kind for one in answer.levers} >= {"offload"}
+    for lever in answer.levers:
+        changed = parse_problem(pasted(raw, lever.settings))
+        found = ask(changed, default_profile(changed.cluster, changed.priced_as))
+        _require_nodes_saved(lever, found, nodes, per_node=4)
 
 
 def test_under_a_power_budget_a_limit_for_each_gpu_is_named_and_no_limit_alone_is_faster(

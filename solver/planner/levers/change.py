@@ -23,7 +23,6 @@ from meshwright.solver.problem import (
     can_start,
     gpu_counts,
     may_use_fewer,
-    on_gpus,
     usable_gpus,
     with_changes,
 )
@@ -101,24 +100,22 @@ def under_first(problem: Problem, answer: Answer, *, by_step: bool = True) -> Pr
         work = work if drawn is None else with_changes(work, {POWER_LIMIT: drawn})
     elif by_quantile(answer):
         options = replace(options, objective="step_time")
-    return on_few_numbers(replace(own, workload=work, options=options), answer)
+    return replace(own, workload=work, options=options)
 
 
-def on_few_numbers(problem: Problem, answer: Answer) -> Problem:
-    """Return a request on as many GPUs as the first plan, on all, or on those that share the batch best.
+def likely_numbers(problem: Problem, answer: Answer) -> list[int]:
+    """Return the numbers of GPUs that a change may need: the first plan's, all, what shares the batch best.
 
-    Instead of on all, on the most within a power budget.
+    Instead of all, the most within a power budget.
     """
-    own = on_gpus(problem, ())
-    if not may_use_fewer(own):
-        return problem
-    counts, batch = gpu_counts(own), problem.workload.global_batch_size
-    if own.options.max_power_kw is not None:
-        counts = (next(within_power_budget(own), counts[0]),)
-    shared = sharing(batch, counts[0])
-    may = can_use(problem, shared)
-    numbers = {answer.ranking[0].config.num_gpus, *counts, *([shared] if may else [])}
-    return problem if numbers == {*gpu_counts(own)} else on_gpus(problem, tuple(numbers))
+    first, named = answer.ranking[0].config.num_gpus, gpu_counts(problem)
+    if not may_use_fewer(problem):
+        return [*dict.fromkeys((first, *named))]
+    if problem.options.max_power_kw is not None:
+        named = (next(within_power_budget(problem), named[0]),)
+    shared = sharing(problem.workload.global_batch_size, named[0])
+    may = [shared] if can_use(problem, shared) else []
+    return [*dict.fromkeys((first, *named, *may))]
 
 
 def sharing(batch: int, gpus: int) -> int:

@@ -22,7 +22,6 @@ from meshwright.solver.planner.levers.change import (
     Find,
     as_lever,
     leaves_idle,
-    on_few_numbers,
     worth_s,
 )
 from meshwright.solver.planner.levers.nearby import plans_near
@@ -87,9 +86,8 @@ def _of_launcher(
     tried near the first plan and near the fastest plan before. If it saves most, it is searched last. If
     none saves, the preferred launcher is searched.
     """
-    of_stacks = [replace(one, problem=on_few_numbers(one.problem, answer)) for one in launchers]
     saved, best, far, idle = 0.0, None, set[str](), leaves_idle(problem, answer)
-    turns, known = _in_turn(of_stacks, profile), list[Configuration]()
+    turns, known = _in_turn(launchers, profile), list[Configuration]()
     for at, turn in enumerate(turns):
         look()
         change, limit_s = turn.change, worth_s(problem, turn.change, answer, saved)
@@ -108,8 +106,8 @@ def _of_launcher(
             lever = as_lever(problem, answer, change, plan)
             saved, best, known = lever.saves, None if proved else change, [plan.config]
             yield lever
-    if of_stacks and not saved and of_stacks[0].problem.launcher not in far:
-        best = of_stacks[0]
+    if launchers and not saved and launchers[0].problem.launcher not in far:
+        best = launchers[0]
     if best is not None:
         plans, _ = proved_plans(problem, best, profile, answer, searches)
         yield from (as_lever(problem, answer, best, plan) for plan in plans[:1])

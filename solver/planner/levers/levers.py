@@ -43,7 +43,13 @@ from meshwright.solver.planner.levers.neighbours import (
 from meshwright.solver.planner.levers.nodes import one_group_alone, saving_nodes
 from meshwright.solver.planner.levers.numerics import bases, lighter, of_fewer_bits, precisions
 from meshwright.solver.planner.levers.recipes import packaged, published, relaid
-from meshwright.solver.planner.levers.searched import by_score, has_stages, proved_plans, searched_plans
+from meshwright.solver.planner.levers.searched import (
+    by_score,
+    has_stages,
+    is_small,
+    proved_plans,
+    searched_plans,
+)
 from meshwright.solver.planner.levers.switches import (
     OFFLOAD,
     POWER,
@@ -122,8 +128,6 @@ def _without_batches(problem: Problem, levers: Iterable[Lever]) -> Iterator[Leve
     return (one for one in levers if not (several and "workload.global_batch_size" in one.settings))
 
 
-_FEW = 3000  # candidates without stages: searching so few takes about as long as trying those nearby
-_FEW_WITH_STAGES = 1000  # candidates with stages: a search in 8 bits takes about 0.1 s
 _FEW_OFFLOADED = 2000  # candidates with stages: a search of all that offload may free takes up to 0.5 s
 
 
@@ -137,11 +141,11 @@ def _is_searched(problem: Problem, change: Change, answer: Answer) -> bool:
     if change.moves_memory or (change.kind == "batch" and leaves_idle(problem, answer)):
         return True
     if not has_stages(asked):
-        return estimated_outer(asked) <= _FEW
+        return is_small(asked)
     if change.kind == OFFLOAD:
         recomputes = answer.ranking[0].config.recompute_granularity != "none"
         return recomputes and estimated_outer(asked) <= _FEW_OFFLOADED
-    return change.kind == "precision" and estimated_outer(asked) <= _FEW_WITH_STAGES
+    return change.kind == "precision" and is_small(asked)
 
 
 def has_levers(problem: Problem, answer: Answer) -> bool:

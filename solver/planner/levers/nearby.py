@@ -19,10 +19,17 @@ from meshwright.solver.cost.memory import memory_budget_bytes
 from meshwright.solver.cost.pipelines import closed_forms
 from meshwright.solver.explain.alternatives import moves_of, settle
 from meshwright.solver.explain.reference import switches_of, usual_meshes
-from meshwright.solver.planner.levers.change import Best, Change, Find, time_per_token, worth_s
+from meshwright.solver.planner.levers.change import (
+    Best,
+    Change,
+    Find,
+    likely_numbers,
+    time_per_token,
+    worth_s,
+)
 from meshwright.solver.planner.variants import variants_of
 from meshwright.solver.predict import profile_of_variant
-from meshwright.solver.problem import CONTEXT_MODE, Problem, altered, usable_gpus, with_changes
+from meshwright.solver.problem import CONTEXT_MODE, Problem, altered, with_changes
 from meshwright.solver.search.answers import fastest_of
 from meshwright.solver.search.priced_space import priced_space
 from meshwright.solver.space.launcher_rules import workload_faults
@@ -172,7 +179,7 @@ def _starts(
     if first.zero_stage not in able.zero_stages:
         first = replace(first, zero_stage=max(able.zero_stages))
     # a change may need those that are idle, or leave others idle
-    numbers = dict.fromkeys((first.num_gpus, *changed.options.num_gpus, usable_gpus(changed)))
+    numbers = likely_numbers(changed, answer)
     replicated = [_with_replicas(first, num_gpus) for num_gpus in numbers]
     chunked = _chunked(first, changed.model.num_layers)
     own = [settle(changed, one) for one in (*replicated, *chunked, *known) if not one.stage_groups]

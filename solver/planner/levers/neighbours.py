@@ -22,7 +22,7 @@ from meshwright.solver.planner.levers.change import (
 )
 from meshwright.solver.planner.levers.nearby import proved_or_near
 from meshwright.solver.planner.levers.searched import searched_plans
-from meshwright.solver.problem import Problem, on_gpus, usable_gpus
+from meshwright.solver.problem import Problem, usable_gpus
 from meshwright.solver.space.launcher_rules import packing_faults
 
 
@@ -55,7 +55,7 @@ def batches(problem: Problem) -> Iterator[Change]:
             kind="batch",
             words=f"a global batch of {size}",
             effect="another number of sequences in each step: results",
-            problem=_with_batch(problem, size),
+            problem=replace(problem, workload=replace(work, global_batch_size=size)),
             settings={"workload.global_batch_size": size},
         )
 
@@ -77,14 +77,6 @@ def _sharing_most(problem: Problem) -> list[int]:
 
 
 _SIZES = 128  # of batches to either side
-
-
-def _with_batch(problem: Problem, size: int) -> Problem:
-    """Return the request with another batch size, which may also use proportionally more GPUs."""
-    own = replace(problem, workload=replace(problem.workload, global_batch_size=size))
-    numbers, times = problem.options.num_gpus, size / problem.workload.global_batch_size
-    more = (round(number * times) for number in numbers if number * times <= usable_gpus(problem))
-    return on_gpus(own, tuple(dict.fromkeys((*numbers, *more))))
 
 
 _REACH = 16  # a neighbour differs by at most a 16th of the number, and by 1 of a small one
@@ -146,7 +138,7 @@ def near_batches(problem: Problem) -> list[Change]:
             words=f"a global batch of {size}",
             effect=f"{abs(size - work.global_batch_size)} sequences "
             f"{'fewer' if size < work.global_batch_size else 'more'} in each step: results",
-            problem=on_gpus(replace(problem, workload=replace(work, global_batch_size=size)), ()),
+            problem=replace(problem, workload=replace(work, global_batch_size=size)),
             settings={"workload.global_batch_size": size},
         )
         for size in rounder(work.global_batch_size)

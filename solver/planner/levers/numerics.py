@@ -16,7 +16,7 @@ from meshwright.solver.clock import WorkWatch, look
 from meshwright.solver.explain.reference import switches_of
 from meshwright.solver.planner.levers.change import WORTH, Best, Change, as_lever, leaves_idle, worth_s
 from meshwright.solver.planner.levers.nearby import plans_near
-from meshwright.solver.planner.levers.searched import first_proved, groups_of, proved_plans
+from meshwright.solver.planner.levers.searched import first_proved, groups_of, is_small, proved_plans
 from meshwright.solver.planner.levers.switches import GRADIENTS, under_switch
 from meshwright.solver.planner.recipes import STATES
 from meshwright.solver.planner.variants import Variant
@@ -154,15 +154,23 @@ def lighter(problem: Problem, profile: Profile, answer: Answer, searches: WorkWa
             continue
         near = _under_fewer_bits(change, lightest, plans[0], profile) if proved and plans else []
         limit_s = min([worth_s(problem, change, answer), *(one.prediction.step_time_s for one in near)])
-        alike_s = (1.0 + _ALIKE) * plans[0].prediction.step_time_s if plans else 0.0
-        as_long = bool(near) and near[0].prediction.step_time_s <= min(limit_s, alike_s)
+        least_s = plans[0].prediction.step_time_s if proved and plans else 0.0
+        as_long = bool(near) and near[0].prediction.step_time_s <= min(limit_s, (1.0 + _ALIKE) * least_s)
         if more or not as_long:
             limits = more if as_long else ()
-            groups = _around(problem, change, profile, answer, plans=plans[:1], limits=limits)
+            if is_small(change.problem):
+                groups = groups_of(_limited(change, limits), profile)
+            else:
+                groups = _around(problem, change, profile, answer, plans=plans[:1], limits=limits)
             found, known = first_proved(groups, (1.0 + _ROUNDING) * limit_s, searches, with_fewer=idle)
             near = found or near if known else plans_near(problem, change, profile, answer)
         for best in near[:1]:
-            lever = as_lever(problem, answer, change, best)
+            close = (
+                bool(plans)
+                and best.prediction.step_time_s <= (1.0 + WORTH) * plans[0].prediction.step_time_s
+            )
+            sure = best.proved and (is_small(change.problem) or (proved and not more and close))
+            lever = as_lever(problem, answer, change, replace(best, proved=sure))
             saved = max(saved, lever.saves)
             yield lever
     for best in plans[:1]:
@@ -214,7 +222,7 @@ def _around(
     They are at most twice and at least half as large. The switches are those of these plans. Recomputation
     stays open, since the change behind ``plans`` may free more memory.
     """
-    own, options = with_changes(problem.workload, switches_of(answer.ranking[0])), change.problem.options
+    own = with_changes(problem.workload, switches_of(answer.ranking[0]))
     ways = [own, *(one.way.workload for one in plans)]
     open_ = {name for one in searched_switches(change.problem) for name in switches()[one].options}
 
@@ -225,8 +233,16 @@ def _around(
     for name in _SIZES:
         sizes = [getattr(one, name) for one in configs]
         box += (f"{min(sizes)} <= 2 * {name}", f"{name} <= {2 * max(sizes)}")
-    options = replace(options, constraints=(*options.constraints, *box, *limits), usual=True)
-    boxed = replace(change, problem=replace(change.problem, options=options))
+    boxed = _limited(change, (*box, *limits))
+    options = replace(boxed.problem.options, usual=True)
+    boxed = replace(boxed, problem=replace(boxed.problem, options=options))
     known, groups = [chosen(one) for one in ways], groups_of(boxed, profile)
     of_known = ([one for one in some if chosen(one.problem.workload) in known] for some in groups)
     return [some for some in of_known if some]
+
+
+def _limited(change: Change, limits: Sequence[str]) -> Change:
+    """Return a change with further constraints."""
+    options = change.problem.options
+    options = replace(options, constraints=(*options.constraints, *limits))
+    return replace(change, problem=replace(change.problem, options=options))

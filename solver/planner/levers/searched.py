@@ -11,11 +11,13 @@ from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Answer, Lever, Plan, settled_problem
 from meshwright.solver.clock import WorkWatch, look
 from meshwright.solver.planner.levers.change import (
+    WORTH,
     Best,
     Change,
     Found,
     as_lever,
     leaves_idle,
+    sharing,
     worth_of,
     worth_s,
 )
@@ -29,11 +31,12 @@ from meshwright.solver.planner.variants import (
     variants_of,
 )
 from meshwright.solver.predict import profile_of_variant
-from meshwright.solver.problem import Problem
+from meshwright.solver.problem import Problem, may_use_fewer, on_gpus, usable_gpus
+from meshwright.solver.search.fewer_gpus import waves
 from meshwright.solver.search.frontier import Rivals
 from meshwright.solver.search.gpu_seconds import LeastPasses
 from meshwright.solver.search.search import search
-from meshwright.solver.space.enumerate import are_few, is_too_large
+from meshwright.solver.space.enumerate import are_few, estimated_outer, is_too_large
 
 
 def has_stages(problem: Problem) -> bool:
@@ -119,17 +122,20 @@ def fastest_within(
 ) -> Found:
     """Return the fastest plans within a limit, of the group with the fastest; and whether it is proved.
 
-    On all GPUs, or ``with_fewer`` on fewer as well. ``passes``: of each group's usual candidates.
+    On all GPUs, then on fewer: ``with_fewer``, or of few candidates where plans on all were found, faster
+    ones by at least ``WORTH``. Where a plan on fewer may be as fast and none is sought, gains are lower
+    bounds. ``passes``: of each group's usual candidates.
     """
-    plans, proved = list[Best](), bool(groups)
-    for every, own in zip_longest(groups, passes):
-        least_s = None if own is None or are_few(every[0].problem) else own.of_rows
-        group = every if least_s is None else _among_usual(every)
+    plans, proved, searched = list[Best](), bool(groups), list[tuple[Sequence[Variant], Rivals]]()
+
+    def last_s() -> float:
+        return (1.0 - WORTH) * limit_s if plans else limit_s
+
+    def take(group: Sequence[Variant], rivals: Rivals) -> None:
+        nonlocal plans, proved, limit_s
         first, *others = group
-        found = search(
-            first.problem, first.profile, ways=[one.problem for one in others],
-            rivals=Rivals(limit_s, limit_s, least_s=least_s), proved=with_fewer,
-        )  # fmt: skip
+        ways = [one.problem for one in others]
+        found = search(first.problem, first.profile, ways=ways, rivals=rivals, proved=False)
         proved = proved and found.status in ("optimal", "infeasible")
         if found.plans:
             by, best = found_by(group), found.plans[0]
@@ -137,7 +143,40 @@ def fastest_within(
             plans = [
                 Best(one.config, one.prediction, by(one).problem, by(one).profile) for one in found.plans
             ]
-    return [replace(one, proved=proved) for one in plans], proved
+
+    for every, own in zip_longest(groups, passes):
+        least_s = None if own is None or are_few(every[0].problem) else own.of_rows
+        group = every if least_s is None else _among_usual(every)
+        searched.append((group, Rivals(limit_s, limit_s, least_s=least_s)))
+        take(*searched[-1])
+    left_out = False
+    for group, rivals in searched if plans or with_fewer else ():
+        first = group[0]
+        if not may_use_fewer(first.problem):
+            continue
+        if not with_fewer and not is_small(first.problem):
+            left_out = left_out or not _share_evenly(first.problem)
+            continue
+        for wave in waves(first.problem, first.profile, last_s, usable_gpus(first.problem)):
+            numbers = wave.options.num_gpus
+            on_fewer = [replace(one, problem=on_gpus(one.problem, numbers)) for one in group]
+            take(on_fewer, replace(rivals, best_s=last_s(), last_s=last_s()))
+    return [replace(one, proved=proved and not left_out) for one in plans], proved
+
+
+def _share_evenly(problem: Problem) -> bool:
+    """Return whether all GPUs share the batch, so that plans on fewer are hardly faster."""
+    gpus = usable_gpus(problem)
+    return sharing(problem.workload.global_batch_size, gpus) == gpus
+
+
+_FEW = 3000  # candidates without stages: searching so few takes about as long as trying those nearby
+_FEW_WITH_STAGES = 1000  # candidates with stages: a search in 8 bits takes about 0.1 s
+
+
+def is_small(problem: Problem) -> bool:
+    """Return whether there are few candidates."""
+    return estimated_outer(problem) <= (_FEW_WITH_STAGES if has_stages(problem) else _FEW)
 
 
 def _among_usual(variants: Sequence[Variant]) -> list[Variant]:
