@@ -500,11 +500,7 @@ def test_of_many_nodes_a_change_saves_as_many_as_its_command(seed: int) -> None:
     gpu = random.choice(("a100-sxm-40gb", "l40s"))
     raw = asked_of(
         random.choice(("llama-3.1-70b", "qwen3-32b", "llama-3.1-405b")),
-        {
-            "groups": [
-                {"gpu": random.choice(("a100-sxm-40gb", "l40s")), "num_nodes": 80, "gpus_per_node": 4}
-            ]
-        },
+        {"groups": [{"gpu": gpu, "num_nodes": 80, "gpus_per_node": 4}]},
         (random.choice((256, 480)), 4096),
         "megatron-lm",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 from meshwright.profiles.capabilities import launcher_capabilities
@@ -95,13 +95,20 @@ def first_proved(
 ) -> Found:
     """Return what ``fastest_within`` finds within limited work, and no plan where it is not proved.
 
-    How soon such a plan is found depends on the machine.
+    A plan on all GPUs is a lower bound where the work ends before fewer were searched. How soon a plan is
+    found depends on the machine.
     """
-    plans, proved = list[Best](), False
+    race = _Race(limit_s)
     with searches.cut():
         if not any(is_too_large(group[0].problem) for group in groups):  # a sample proves nothing
-            plans, proved = fastest_within(groups, limit_s, with_fewer=with_fewer, passes=passes)
-    return (plans, True) if proved and not searches.interrupted() else ([], False)
+            race.on_all(groups, passes)
+    if not race.proved or searches.interrupted():
+        return [], False
+    with searches.cut():
+        race.on_fewer(with_fewer=with_fewer)
+    if searches.interrupted():
+        return [replace(one, proved=False) for one in race.plans], bool(race.plans)
+    return race.best(), race.proved
 
 
 def groups_of(change: Change, profile: Profile) -> list[list[Variant]]:
@@ -126,42 +133,63 @@ def fastest_within(
     ones by at least ``WORTH``. Where a plan on fewer may be as fast and none is sought, gains are lower
     bounds. ``passes``: of each group's usual candidates.
     """
-    plans, proved, searched = list[Best](), bool(groups), list[tuple[Sequence[Variant], Rivals]]()
+    race = _Race(limit_s)
+    race.on_all(groups, passes)
+    race.on_fewer(with_fewer=with_fewer)
+    return race.best(), race.proved
 
-    def last_s() -> float:
-        return (1.0 - WORTH) * limit_s if plans else limit_s
 
-    def take(group: Sequence[Variant], rivals: Rivals) -> None:
-        nonlocal plans, proved, limit_s
+@dataclass(slots=True)
+class _Race:
+    """Searches of which each is limited by the plans of those before."""
+
+    limit_s: float
+    plans: list[Best] = field(default_factory=list)
+    proved: bool = False
+    on_every_number: bool = True  # no plan on fewer GPUs may be faster
+    searched: list[tuple[Sequence[Variant], Rivals]] = field(default_factory=list)
+
+    def best(self) -> list[Best]:
+        """Return the plans, and whether they are proved."""
+        return [replace(one, proved=self.proved and self.on_every_number) for one in self.plans]
+
+    def on_all(self, groups: Sequence[Sequence[Variant]], passes: Sequence[LeastPasses]) -> None:
+        """Search each group on all GPUs."""
+        self.proved = bool(groups)
+        for every, own in zip_longest(groups, passes):
+            least_s = None if own is None or are_few(every[0].problem) else own.of_rows
+            group = every if least_s is None else _among_usual(every)
+            self.searched.append((group, Rivals(self.limit_s, self.limit_s, least_s=least_s)))
+            self._take(*self.searched[-1])
+
+    def on_fewer(self, *, with_fewer: bool) -> None:
+        """Search them on fewer GPUs."""
+        for group, rivals in self.searched if self.plans or with_fewer else ():
+            first = group[0]
+            if not may_use_fewer(first.problem):
+                continue
+            if not with_fewer and not is_small(first.problem):
+                self.on_every_number &= _share_evenly(first.problem)
+                continue
+            for wave in waves(first.problem, first.profile, self._last_s, usable_gpus(first.problem)):
+                numbers, last_s = wave.options.num_gpus, self._last_s()
+                on_fewer = [replace(one, problem=on_gpus(one.problem, numbers)) for one in group]
+                self._take(on_fewer, replace(rivals, best_s=last_s, last_s=last_s))
+
+    def _last_s(self) -> float:
+        return (1.0 - WORTH) * self.limit_s if self.plans else self.limit_s
+
+    def _take(self, group: Sequence[Variant], rivals: Rivals) -> None:
         first, *others = group
         ways = [one.problem for one in others]
         found = search(first.problem, first.profile, ways=ways, rivals=rivals, proved=False)
-        proved = proved and found.status in ("optimal", "infeasible")
+        self.proved = self.proved and found.status in ("optimal", "infeasible")
         if found.plans:
             by, best = found_by(group), found.plans[0]
-            limit_s = score_of(by(best), best)
-            plans = [
+            self.limit_s = score_of(by(best), best)
+            self.plans = [
                 Best(one.config, one.prediction, by(one).problem, by(one).profile) for one in found.plans
             ]
-
-    for every, own in zip_longest(groups, passes):
-        least_s = None if own is None or are_few(every[0].problem) else own.of_rows
-        group = every if least_s is None else _among_usual(every)
-        searched.append((group, Rivals(limit_s, limit_s, least_s=least_s)))
-        take(*searched[-1])
-    left_out = False
-    for group, rivals in searched if plans or with_fewer else ():
-        first = group[0]
-        if not may_use_fewer(first.problem):
-            continue
-        if not with_fewer and not is_small(first.problem):
-            left_out = left_out or not _share_evenly(first.problem)
-            continue
-        for wave in waves(first.problem, first.profile, last_s, usable_gpus(first.problem)):
-            numbers = wave.options.num_gpus
-            on_fewer = [replace(one, problem=on_gpus(one.problem, numbers)) for one in group]
-            take(on_fewer, replace(rivals, best_s=last_s(), last_s=last_s()))
-    return [replace(one, proved=proved and not left_out) for one in plans], proved
 
 
 def _share_evenly(problem: Problem) -> bool:
