@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, wraps
-from typing import Literal, TypeVar, TypeVarTuple
+from typing import Any, Literal, TypeVar, TypeVarTuple
 
 import numpy as np
 
@@ -550,6 +550,12 @@ def remembered(find: Callable[[Problem, *Args], Found]) -> Callable[[Problem, *A
     return found
 
 
+def altered(problem: Problem, **fields: Any) -> Problem:  # noqa: ANN401 - of any field
+    """Return a problem with other fields; itself where they are equal, for what is remembered of it."""
+    other = replace(problem, **fields)
+    return problem if other == problem else other
+
+
 def usable_gpus(problem: Problem) -> int:
     """Return the GPUs of the cluster without its spare nodes."""
     return problem.cluster.num_gpus - problem.options.reserve_nodes * per_node_of(problem)
@@ -558,7 +564,7 @@ def usable_gpus(problem: Problem) -> int:
 def gpu_counts(problem: Problem) -> tuple[int, ...]:
     """Return every number of GPUs that the request leaves open, largest first."""
     if problem.options.num_gpus:
-        return tuple(sorted(problem.options.num_gpus, reverse=True))
+        return tuple(sorted({*problem.options.num_gpus}, reverse=True))
     most, per_node = usable_gpus(problem), per_node_of(problem)
     open_counts = {nodes * per_node for nodes in problem.options.num_nodes}
     return tuple(sorted((n for n in open_counts if n <= most), reverse=True)) or (most,)
@@ -614,7 +620,7 @@ def under_last_setting(problem: Problem, name: str) -> Problem | None:
 
 def on_gpus(problem: Problem, numbers: tuple[int, ...]) -> Problem:
     """Return the problem on these numbers of GPUs; on its own if there are none."""
-    return replace(problem, options=replace(problem.options, num_gpus=numbers))
+    return altered(problem, options=replace(problem.options, num_gpus=numbers))
 
 
 def on_switches(problem: Problem, other: Problem) -> Problem:

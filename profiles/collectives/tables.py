@@ -77,20 +77,17 @@ class NetworkShares:
         share = np.exp2(np.interp(np.log2(part_bytes), known, np.log2(self.ring)))
         return np.asarray(share * np.minimum(part_bytes / self.ring_part_bytes[0], 1.0))
 
-    def exchange_share(self, islands: float, sent_bytes: FloatArray) -> FloatArray:
-        """Return the share that an all-to-all reaches; below the smallest size its start-up time stays.
+    def exchange_share(self, islands: FloatArray, sent_bytes: FloatArray) -> FloatArray:
+        """Return the shares that all-to-alls over k numbers of islands reach, by n sizes, (k, n).
 
-        Beyond the most nodes that were measured the share of those holds.
+        Below the smallest size their start-up time stays. Beyond the most nodes that were measured the
+        share of those holds.
         """
-        nodes, sizes = np.log2(self.exchange_nodes), np.log2(self.exchange_bytes)
-        by_node = np.array(
-            [np.interp(np.log2(sent_bytes), sizes, np.log2(shares)) for shares in self.exchange]
-        )
-        measured = np.array([np.interp(np.log2(islands), nodes, column) for column in by_node.T])
-        first, last = (
-            np.exp2(np.interp(np.log2(islands), nodes, np.log2([s[i] for s in self.exchange])))
-            for i in (0, -1)
-        )
+        nodes, sizes, over = (np.log2(one) for one in (self.exchange_nodes, self.exchange_bytes, islands))
+        of_sizes = [np.interp(np.log2(sent_bytes), sizes, np.log2(shares)) for shares in self.exchange]
+        measured = np.stack([np.interp(over, nodes, own) for own in np.transpose(of_sizes)], axis=1)
+        of_ends = (np.log2([shares[at] for shares in self.exchange]) for at in (0, -1))
+        first, last = (np.exp2(np.interp(over, nodes, own))[:, None] for own in of_ends)
         smallest = self.exchange_bytes[0]
         start_up = smallest / first - smallest / last  # in bytes at line rate
         below = sent_bytes / (start_up + sent_bytes / last)
@@ -212,8 +209,8 @@ def _rows_across(kind: str, shares: NetworkShares, parts: FloatArray) -> FloatAr
 def _exchange_times(shares: NetworkShares) -> tuple[FloatArray, FloatArray]:
     """Return bytes that a rank sends, and log2 of the times of an all-to-all of them over the islands."""
     sent = np.exp2(np.arange(LOW, 2 * HIGH, dtype=np.float64))
-    times = [(1.0 - 1.0 / k) / shares.exchange_share(k, sent) for k in _ISLANDS]
-    return sent, np.log2(np.maximum.accumulate(np.array(times), axis=0))
+    times = (1.0 - 1.0 / _ISLANDS)[:, None] / shares.exchange_share(_ISLANDS, sent)
+    return sent, np.log2(np.maximum.accumulate(times, axis=0))
 
 
 def _corrected(table: FloatArray, kind: str, curves: tuple[MeasuredCurve, ...], lines: Lines) -> FloatArray:

@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
-from pathlib import Path
 from typing import Any
 
 from meshwright import profiles, solver
@@ -120,7 +119,7 @@ def code_digest() -> str:
         names = (f"{folder}/{name}" for folder, _, files in os.walk(room) for name in files)
         for name in sorted(name for name in names if name.endswith(_DECIDING)):
             digest.update(name.removeprefix(room).encode())
-            with Path(name).open("rb", buffering=0) as file:
+            with open(name, "rb", buffering=0) as file:  # noqa: PTH123 - paths take a third longer
                 digest.update(file.read())
     return digest.hexdigest()[:12]
 

@@ -28,7 +28,14 @@ from meshwright.solver.configuration import Configuration
 from meshwright.solver.cost.objective import is_plain
 from meshwright.solver.explain.alternatives import settle
 from meshwright.solver.predict import predict, predict_all, profile_of_variant
-from meshwright.solver.problem import Problem, SearchOptions, gpu_counts, per_node_of, with_changes
+from meshwright.solver.problem import (
+    Problem,
+    SearchOptions,
+    are_named,
+    gpu_counts,
+    per_node_of,
+    with_changes,
+)
 from meshwright.solver.space.request_rules import counts_kept
 
 
@@ -112,17 +119,19 @@ _SPREADS = 2  # numbers of GPUs that share experts
 
 
 def _gpus_of(problem: Problem, first: Plan) -> int:
-    """Return all GPUs, or the most whole nodes, or halves of one, that the limits of the request leave.
+    """Return all GPUs, or the most named ones, whole nodes or halves of one, that limits leave.
 
-    The first plan's where the request wants few.
+    The first plan's where the request wants few, or leaves no such number.
     """
+    own = first.config.num_gpus
     if problem.options.gpus == "fewest":
-        return first.config.num_gpus
-    every, each = gpu_counts(problem)[0], per_node_of(problem)
-    halves = (each >> bit for bit in range(1, each.bit_length()))
-    counts = np.array([every, *range((every - 1) // each * each, 0, -each), *halves])
-    kept = counts[counts_kept(problem, counts)]
-    return int(kept[0]) if len(kept) else every
+        return own
+    (every, *fewer), each = gpu_counts(problem), per_node_of(problem)
+    if not are_named(problem):
+        halves = (each >> bit for bit in range(1, each.bit_length()))
+        fewer = [*range((every - 1) // each * each, 0, -each), *halves]
+    counts = np.array([every, *fewer])
+    return next(iter(counts[counts_kept(problem, counts)].tolist()), own)
 
 
 def _without_limits(options: SearchOptions, gpus: int) -> SearchOptions:

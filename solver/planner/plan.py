@@ -59,6 +59,7 @@ from meshwright.solver.problem import (
     Problem,
     Progress,
     ShouldStop,
+    altered,
     changes_of,
     gpu_counts,
     may_use_fewer,
@@ -69,9 +70,10 @@ from meshwright.solver.search.certify.judge import Judge, kept_child
 from meshwright.solver.search.decision.decide import asks_cp_sat, decided, left_to_planner
 from meshwright.solver.search.fewer_gpus import IDLE
 from meshwright.solver.search.frontier import NO_RIVALS, Rivals
+from meshwright.solver.search.gpu_seconds import least_passes
 from meshwright.solver.search.priced_space import have_room
 from meshwright.solver.search.search import search
-from meshwright.solver.space.enumerate import numbers_of_gpus
+from meshwright.solver.space.enumerate import estimated_outer, goes_through_usual, numbers_of_gpus
 from meshwright.solver.space.launcher_rules import (
     advice_warnings,
     beyond_positions,
@@ -465,7 +467,7 @@ def _share_of(variant: Variant) -> float:
 
 def _with_limit(variant: Variant, limit_s: float) -> Variant:
     options = replace(variant.problem.options, time_limit_s=limit_s)
-    return replace(variant, problem=replace(variant.problem, options=options))
+    return replace(variant, problem=altered(variant.problem, options=options))
 
 
 def _beaten_by(problem: Problem, variant: Variant, before: Sequence[Answered]) -> dict[str, object]:
@@ -597,11 +599,16 @@ def _with_packaged(
             if watch.interrupted():
                 warnings.append(f"{watch.ended_by}: plans with {' and '.join(names)} were not searched")
                 break
-            one = _alone(problem, variant.problem, answer.plans[0], watch)
-            own = search(one, variant.profile, should_stop=watch.should_stop,
-                         ways=[other.problem for other in others],
+            one, ways = (
+                _alone(problem, variant.problem, answer.plans[0], watch),
+                [o.problem for o in others],
+            )
+            rivals = Rivals(limit_s, limit_s)
+            with watch.cut():
+                one, rivals = _by_passes(one, variant.profile, ways, rivals)
+            own = search(one, variant.profile, should_stop=watch.should_stop, ways=ways,
                          known=[plan.config for plan in (*answer.plans, *found)],
-                         rivals=Rivals(limit_s, limit_s), proved=False)  # fmt: skip
+                         rivals=rivals, proved=False)  # fmt: skip
             elapsed_s += own.elapsed_s
             if own.plans:
                 (plan,) = own.plans
@@ -613,6 +620,19 @@ def _with_packaged(
     return replace(
         answer, plans=(*answer.plans, *found), warnings=(*answer.warnings, *warnings), elapsed_s=elapsed_s
     )
+
+
+_MANY_ROWS = 50_000  # without chunks: the passes of all sizes are sooner priced than each row is bounded
+
+
+def _by_passes(
+    problem: Problem, profile: Profile, ways: Sequence[Problem], rivals: Rivals
+) -> tuple[Problem, Rivals]:
+    """Return a problem with many rows for its usual candidates, with a bound on those by their passes."""
+    if not is_plain(problem) or not goes_through_usual(problem) or estimated_outer(problem) <= _MANY_ROWS:
+        return problem, rivals
+    usual = replace(problem, options=replace(problem.options, usual=True))
+    return usual, replace(rivals, least_s=least_passes(usual, profile, ways, wide=False).of_rows)
 
 
 def _alone(problem: Problem, variant: Problem, first: Plan, watch: Watch) -> Problem:
@@ -769,7 +789,7 @@ def _run_of(
 
 
 def _also_on(problem: Problem, numbers: tuple[int, ...]) -> Problem:
-    return replace(problem, options=replace(problem.options, also_gpus=numbers))
+    return altered(problem, options=replace(problem.options, also_gpus=numbers))
 
 
 def _answer(variants: Sequence[Variant], run: Callable[..., Answer], whole: Watch) -> Answer:

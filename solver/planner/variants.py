@@ -56,6 +56,7 @@ from meshwright.solver.predict import predict, profile_of_variant
 from meshwright.solver.problem import (
     Problem,
     Workload,
+    altered,
     changes_of,
     gpu_counts,
     may_use_fewer,
@@ -214,14 +215,14 @@ def switched_of(problem: Problem, profile: Profile) -> Iterator[Switched]:
     for launcher in launchers_of(problem.launcher):
         under = problem.under(launcher)
         for workload in _workloads(under, launcher):
-            one = replace(under, workload=workload)
+            one = altered(under, workload=workload)
             yield Switched(one, profile_of_variant(one, profile))
 
 
 def _under(problem: Problem, found: Sequence[Combination]) -> list[Problem]:
     workload, layouts = problem.workload, [problem, *standing_alone(problem)]
     return [
-        replace(
+        altered(
             layout,
             workload=replace(workload, framework_options={**workload.framework_options, **one.options}),
             options=replace(
@@ -553,7 +554,10 @@ _UNLIKE_STACKS = (
     "each launcher is predicted with its own software stack, and each stack has a different "
     "error. To compare them on one software stack, add --stack"
 )
-_ALL_ADAPTED = "all linear layers have adapters under each launcher. Named alone, one may adapt fewer"
+_ALL_ADAPTED = (
+    "all linear layers have adapters under each launcher. Named alone, one may adapt fewer unless you add "
+    "--lora-targets all-linear"
+)
 
 
 def _notes(first: Answer, answered: Sequence[Answered], unasked: int) -> dict[str, str]:

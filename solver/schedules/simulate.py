@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from itertools import pairwise
 
 import numpy as np
@@ -316,27 +316,6 @@ class Waves:
     other: IntArray  # the pass before it of its micro-batch
     last: IntArray  # the last pass of each rank
 
-    @cached_property
-    def next_own(self) -> IntArray:
-        """Return the pass after each one, from 0 on, on its rank; passes + 1 after the last."""
-        return _next_of(self.own)
-
-    @cached_property
-    def next_other(self) -> IntArray:
-        """Return the pass after each one, from 0 on, of its micro-batch."""
-        return _next_of(self.other)
-
-    @cached_property
-    def by_block(self) -> IntArray:
-        """Return the passes of each duration, (X, passes of one)."""
-        return np.asarray(np.argsort(self.block, kind="stable").reshape(int(self.block.max()) + 1, -1) + 1)
-
-
-def _next_of(before: IntArray) -> IntArray:
-    found = np.full(len(before) + 1, len(before) + 1)
-    found[before] = np.arange(1, len(before) + 1)
-    return found
-
 
 @lru_cache(maxsize=MAX_KEPT)
 def waves_of(pp: int, vpp: int, num_microbatches: int, schedule: str) -> Waves:
@@ -443,14 +422,15 @@ def longest_paths(durations_s: FloatArray, tail_s: FloatArray, waves: Waves) -> 
     waits_for_own = np.zeros((passes + 1, len(each)), dtype=np.bool_)
     end = _ends_of_many_s(durations_s, waves, waits_for_own)
     rank = np.asarray((end[waves.last].T + tail_s).argmax(axis=1))
-    on_path = np.zeros_like(waits_for_own)
-    on_path[waves.last[rank], each] = True
-    own, other = np.zeros((2, passes + 2, len(each)), dtype=np.bool_)  # on a path that goes on there
-    for stop, start in pairwise(waves.starts[::-1]):
-        wave, here = slice(start + 1, stop + 1), on_path[start + 1 : stop + 1]
-        here |= own.take(waves.next_own[wave], axis=0)
-        here |= other.take(waves.next_other[wave], axis=0)
-        np.logical_and(here, waits_for_own[wave], out=own[wave])
-        np.greater(here, waits_for_own[wave], out=other[wave])
-    counts = on_path[waves.by_block].view(np.uint8).sum(axis=1, dtype=np.uint16).T
-    return counts, rank
+    own, other = (np.append(0, one)[:, None] * len(each) for one in (waves.own, waves.other))
+    before = np.multiply(waits_for_own, own - other)  # ``where`` takes thrice as long
+    before += other
+    before += each
+    on_path = np.empty((len(waves.starts), len(each)), dtype=np.int64)  # from its last pass to the start
+    on_path[0] = waves.last[rank] * len(each) + each
+    for late, early in pairwise(on_path):
+        before.take(late, out=early, mode="clip")  # as if flat
+    kinds = durations_s.shape[1]
+    ran = np.append(kinds, waves.block)[on_path // len(each)] + each * (kinds + 1)
+    counts = np.bincount(ran.ravel(), minlength=len(each) * (kinds + 1)).reshape(-1, kinds + 1)
+    return counts[:, :kinds], rank

@@ -19,22 +19,26 @@ from functools import partial
 from itertools import chain, islice, takewhile
 from math import gcd, inf
 
+import numpy as np
+
 from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Answer, Plan, Prediction, RankFloors, Status, status_of_all, with_gaps
 from meshwright.solver.clock import Watch, relative_gap
-from meshwright.solver.configuration import Configuration, mesh_of
+from meshwright.solver.configuration import Configuration, IntArray, mesh_of
 from meshwright.solver.cost.objective import claim_of, is_plain
 from meshwright.solver.problem import Problem, gpu_counts, on_gpus, per_node_of, usable_gpus
 from meshwright.solver.search.frontier import NO_RIVALS, Rivals
-from meshwright.solver.search.gpu_seconds import LeastPasses, least_gpu_s, least_passes
-from meshwright.solver.search.priced_space import Room, have_room
+from meshwright.solver.search.gpu_seconds import LeastPasses, PlainRows, least_gpu_s, least_passes
+from meshwright.solver.search.priced_space import Room, have_room, states_fit
 from meshwright.solver.space.enumerate import (
     LARGE_OUTER,
     MANY_OUTER,
     MOST_OUTER,
+    estimated_on_each,
     estimated_outer,
     fewer_are_used,
     fewer_gpus,
+    fewer_products,
     numbers_of_gpus,
 )
 from meshwright.solver.splits import divisors
@@ -78,11 +82,10 @@ def at_most_all(
         watch: the time of all.
         ways: the request under other switches, which are searched with it.
         rivals: plans of other searches that are ranked with these.
-        likely_s: returns the score of a likely plan on the most GPUs of a problem; ``inf``: none fits.
+        likely_s: returns a bound on the likely rows on the most GPUs of a problem; ``inf``: none fits.
     """
     searched = partial(_searched, problem, search=search, watch=watch)
-    large = watch.left_s >= _UNHURRIED_S and estimated_outer(problem) * (1 + len(ways)) > MANY_OUTER
-    first = _sharing_best(problem, likely_s) if large else None
+    first = _searched_first(problem, profile, watch, ways=ways, likely_s=likely_s)
     if first is None:
         answers, passes = [search(problem, rivals)], None
         if "sample" in answers[0].notes:  # nothing is proved of all GPUs, and smaller spaces are as large
@@ -92,12 +95,20 @@ def at_most_all(
     known = _to_beat(problem, answers, rivals)
     numbers, counted, each_s = list[int](), False, least_gpu_s(problem, profile, ways)
     has_rows = bool(answers[0].plans) or answers[0].status == "optimal"  # mere rivals' plans are faster
-    usual = has_rows and answers[0].space == "usual"
+    usual, floor_s = has_rows and answers[0].space == "usual", dict[int, float]()
+
+    def among(some: IntArray) -> IntArray:
+        floor_s.update(_floors_s(problem, ways, passes, some, wide=not usual))
+        return np.array([n for n in some.tolist() if floor_s[n] <= known.last_s], dtype=np.int64)
+
     with watch.closing().cut():
-        others = (number for number in _others(problem, each_s / known.last_s) if number != first)
-        largest = [*islice(others, 1)]
         cheap = usual or problem.model.moe is None  # else all rows of experts are sooner searched
-        if largest and known.last_s < inf and cheap and passes is None:
+        lacks_bound = passes is None and cheap and known.last_s < inf
+        if lacks_bound and _are_crowded(problem):
+            passes = least_passes(problem, profile, ways, wide=not usual)
+        others = (number for number in _others(problem, each_s / known.last_s, among) if number != first)
+        largest = [*islice(others, 1)]
+        if lacks_bound and largest and passes is None:
             passes = least_passes(problem, profile, ways, wide=not usual)
         if passes is not None:
             each_s = max(each_s, passes.least_gpu_s)
@@ -111,21 +122,42 @@ def at_most_all(
         rivals_of_wave = known if passes is None else replace(known, least_s=passes.of_rows)
         answers.append(searched(wave, rivals_of_wave, usual=usual))
         known = _to_beat(problem, answers, rivals)
-        numbers = [n for n in numbers if n * known.last_s >= each_s]
+        numbers = [n for n in numbers if max(each_s / n, floor_s[n]) <= known.last_s]
     most = numbers[0] if counted and numbers else usable_gpus(problem)
     unsearched_s = each_s / most if numbers or not counted else inf
     return _joined(problem, profile, answers, watch, unsearched_s)
 
 
 # What is searched first; answers are the same whatever that is.
+#
+# Where GPUs are many for the sequences, pipelines run few micro-batches, and numbers of GPUs differ most in
+# how many those are. Bounds by passes name the number to search first, and leave few others.
+_CROWDED = 2  # GPUs for each sequence
 _UNHURRIED_S = 10.0  # of the time limit: in less, all GPUs come first
 _MORE_SHARED = 2  # times as many GPUs that share the batch
 _LEAST_USED = 0.5  # of all GPUs
-_FASTER = 0.97  # of the likely plan's step on all GPUs
+_FASTER = 0.97  # of the bound of likely rows on all GPUs
+
+
+def _searched_first(
+    problem: Problem,
+    profile: Profile,
+    watch: Watch,
+    *,
+    ways: Sequence[Problem],
+    likely_s: Callable[[Problem], float],
+) -> int | None:
+    """Return the number of GPUs that is searched before all of them; None: those come first."""
+    if watch.left_s < _UNHURRIED_S:
+        return None
+    if _are_crowded(problem):
+        return _quickest(problem, profile, ways)
+    large = estimated_outer(problem) * (1 + len(ways)) > MANY_OUTER
+    return _sharing_best(problem, likely_s) if large else None
 
 
 def _sharing_best(problem: Problem, likely_s: Callable[[Problem], float]) -> int | None:
-    """Return the number of GPUs that shares the batch best, if likely plans on it beat those on all."""
+    """Return the number of GPUs that shares the batch best, if likely rows on it may beat those on all."""
     every, batch = usable_gpus(problem), problem.workload.global_batch_size
     worth, least = _MORE_SHARED * gcd(every, batch), _LEAST_USED * every
     if not any(every - every % size >= least for size in divisors(batch) if worth <= size < every):
@@ -136,6 +168,38 @@ def _sharing_best(problem: Problem, likely_s: Callable[[Problem], float]) -> int
         return None
     of_all_s = likely_s(problem)
     return best if of_all_s < inf and likely_s(on_gpus(problem, (best,))) < _FASTER * of_all_s else None
+
+
+def _are_crowded(problem: Problem) -> bool:
+    return usable_gpus(problem) > _CROWDED * problem.workload.global_batch_size
+
+
+def _floors_s(
+    problem: Problem,
+    ways: Sequence[Problem],
+    passes: LeastPasses | None,
+    numbers: IntArray,
+    *,
+    wide: bool,
+) -> dict[int, float]:
+    """Return what no row on each number of GPUs scores less than by passes; 0 where others are quicker."""
+    floor_s = np.zeros(len(numbers))
+    if passes is not None and _are_crowded(problem):
+        floor_s = PlainRows.of(problem, ways, numbers, passes, wide=wide).of_numbers_s(numbers)
+    return dict(zip(numbers.tolist(), floor_s.tolist(), strict=True))
+
+
+def _quickest(problem: Problem, profile: Profile, ways: Sequence[Problem]) -> int | None:
+    """Return the number of GPUs with the least bound by passes, if that is below the one of all GPUs."""
+    every, passes = usable_gpus(problem), least_passes(problem, profile, ways, wide=False)
+    fewer = fewer_products(problem)
+    numbers = np.append(every, fewer[fewer >= _LEAST_USED * every])
+    plain = PlainRows.of(problem, ways, numbers, passes, wide=False)
+    fit = np.flatnonzero(states_fit(problem, plain.columns, profile))
+    least_s = plain.take(fit).of_numbers_s(numbers)
+    best = int(numbers[least_s.argmin()])
+    quicker = least_s.min() < _FASTER * least_s[0]
+    return next(_others(problem, best, lambda _: np.array([best])), None) if quicker else None
 
 
 def _from_fewer(
@@ -195,10 +259,12 @@ def waves(
         numbers = [n for n in numbers if n * last_s() >= each_s]
 
 
-def _others(problem: Problem, least: float) -> Iterator[int]:
+def _others(
+    problem: Problem, least: float, among: Callable[[IntArray], IntArray] = lambda numbers: numbers
+) -> Iterator[int]:
     """Yield the numbers of GPUs, down to ``least``, that a search on all of them leaves out."""
     searched = numbers_of_gpus(problem)
-    return (n for n in fewer_gpus(problem, least) if n not in searched)
+    return (n for n in fewer_gpus(problem, least, among) if n not in searched)
 
 
 def _to_beat(problem: Problem, answers: Sequence[Answer], rivals: Rivals) -> Rivals:
@@ -217,8 +283,9 @@ def _wave(
     Not so many that only the usual candidates are searched of a number that has few of all of them.
     """
     rows, size, most = 0.0, 0, MOST_OUTER if usual else LARGE_OUTER
-    while size < len(numbers) and numbers[size] >= share * numbers[0]:
-        rows += estimated_outer(on_gpus(problem, (numbers[size],)), wide=not usual)
+    near = [number for number in numbers if number >= share * numbers[0]]
+    for each in estimated_on_each(problem, near, wide=not usual):
+        rows += each
         if size and rows > most:
             break
         size += 1

@@ -463,9 +463,36 @@ def may_reach_objective(rows: Rows, objective_s: float) -> BoolArray:
         pipelines = Pipelines.of(group)
         room, needs = _busy_needs(group, pipelines, group.m - group.phi)
         share = end_limit_s(group, objective_s)
-        share = share - group.phi * group.total_s
-        able[index] = needs.fit_in(room + share) & fits_by_kind(group, pipelines)
+        room = room + (share - group.phi * group.total_s)
+        able[index] = needs.fit_in(room) & fits_by_kind(group, pipelines)
+        if len(alone := np.flatnonzero(able[index] & (group.v == 1))):
+            able[index[alone]] = _placed_in_turn(group.take(alone), room[:, alone])
     return able
+
+
+def _placed_in_turn(rows: Rows, room_s: FloatArray) -> BoolArray:
+    """Return whether ranks of one chunk, filled in turn, hold all layers within their memory, (n,).
+
+    ``room_s``: of the closed form, what each rank's layers may take, (p, n).
+    """
+    p, num_layers, smallest = len(room_s), rows.layout.num_layers, rows.smallest_chunk
+    filling, time_s = _Filling.of(rows, p), sums_of(rows, _busy_s(rows, rows.m - rows.phi))
+    used, alive = np.zeros(len(rows), dtype=np.int64), np.ones(len(rows), dtype=np.bool_)
+    for rank in range(p):
+        held, room_bytes = filling.held[rank], filling.room_bytes[rank]
+        missing_bytes = 0.0 if filling.first is None else filling.first.beyond_least(used)[0]
+        weighs = filling.states_bytes + held * filling.kept_bytes
+        end = furthest(weighs, used, room_bytes - held * missing_bytes)
+        end = np.minimum(end, furthest(time_s, used, room_s[rank]))
+        end = np.minimum(end, num_layers - (p - 1 - rank) * smallest)
+        alive &= end - used >= smallest
+        used = np.maximum(end, used)
+    return np.asarray(alive & (used >= num_layers))
+
+
+def _busy_s(rows: Rows, passes: FloatArray) -> FloatArray:
+    """Return what a layer of each kind takes in so many passes, with its tail, (n, K)."""
+    return np.asarray(passes[:, None] * rows.layer_s + rows.prices.tail_s[:, :-2])
 
 
 def _busy_needs(rows: Rows, pipelines: Pipelines, passes: FloatArray) -> tuple[FloatArray, Needs]:
@@ -473,9 +500,8 @@ def _busy_needs(rows: Rows, pipelines: Pipelines, passes: FloatArray) -> tuple[F
 
     ``passes`` are micro-batches, shape (n,): m, or m - phi in the closed form.
     """
-    each = passes[:, None] * rows.layer_s + rows.prices.tail_s[:, :-2]
     room = np.ascontiguousarray(RankCosts.of(rows).objective_s(passes).T)
-    return -room, Needs.of(pipelines, _by_kind(each))
+    return -room, Needs.of(pipelines, _by_kind(_busy_s(rows, passes)))
 
 
 def least_objective_s(rows: Rows) -> FloatArray:

@@ -18,10 +18,10 @@ from meshwright.profiles.frameworks import with_options
 from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import BoolArray, Columns, FloatArray, IntArray, distinct
 from meshwright.solver.cost.price import least_passes_s
-from meshwright.solver.problem import Problem
+from meshwright.solver.problem import Problem, altered
 from meshwright.solver.search.bounds import SAFETY, filled_and_emptied
 from meshwright.solver.search.priced_space import CHUNK
-from meshwright.solver.space.enumerate import passes_on_any_number, same_rows
+from meshwright.solver.space.enumerate import passes_on_any_number, plain_rows, run_alone, same_rows
 
 
 def least_gpu_s(problem: Problem, profile: Profile, ways: Sequence[Problem] = ()) -> float:
@@ -72,6 +72,41 @@ class LeastPasses:
         m, p = rows.num_microbatches.astype(np.float64), rows.pipeline_parallel_size
         stretch = np.where(alone, np.maximum(filled_and_emptied(m, p) * p / m, 1.0), 1.0)
         return np.asarray(known[number[len(self.sizes) :]] * stretch / rows.num_gpus)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainRows:
+    """Rows before they are widened and chunked, and what no row that is made of them scores less than."""
+
+    columns: Columns
+    least_s: FloatArray  # (n,)
+
+    @classmethod
+    def of(
+        cls,
+        problem: Problem,
+        ways: Sequence[Problem],
+        numbers: IntArray,
+        passes: LeastPasses,
+        *,
+        wide: bool,
+    ) -> PlainRows:
+        """Return those on some numbers of GPUs."""
+        columns = plain_rows(problem, numbers, wide=wide)
+        unlike = {same_rows(one): one for one in (problem, *ways)}
+        alone = np.logical_and.reduce([run_alone(one, columns) for one in unlike.values()])
+        return cls(columns=columns, least_s=passes.step_s(columns, alone))
+
+    def take(self, index: IntArray) -> PlainRows:
+        """Return some of the rows."""
+        return PlainRows(columns=self.columns.take(index), least_s=self.least_s[index])
+
+    def of_numbers_s(self, numbers: IntArray) -> FloatArray:
+        """Return what no row on each number of GPUs scores less than, (k,); +inf where none is legal."""
+        own, least = self.columns.num_gpus, np.full(len(numbers), np.inf)
+        order = np.argsort(numbers)
+        np.minimum.at(least, order[np.searchsorted(numbers, own, sorter=order)], self.least_s)
+        return least
 
 
 _UNKNOWN = LeastPasses(sizes=np.zeros((0, len(_SIZES)), dtype=np.int64), gpu_s=np.zeros(0))
@@ -141,4 +176,4 @@ def _unlike(problem: Problem, ways: Sequence[Problem]) -> Iterator[Problem]:
         key = tuple(sorted(options.items()))
         if key not in seen:
             seen.add(key)
-            yield replace(one, workload=replace(one.workload, framework_options=options))
+            yield altered(one, workload=replace(one.workload, framework_options=options))

@@ -318,7 +318,7 @@ class _Row:
         index = index[self.game.turns[index] > 0]
         if not len(index):
             return
-        end_s, _ = self._bounds_of(index, self.game.best[index])
+        end_s, _ = self._bounds_of(self._boxes(index), self.game.best[index])
         self.end_s[index] = np.maximum(self.end_s[index], end_s)
 
     def _play(self, index: IntArray) -> None:
@@ -327,12 +327,13 @@ class _Row:
         share = (2.0 / (game.turns[index] + 2.0))[:, None]
         found = self.line.longest(game.splits[index], game.waves)
         game.paths[index] += share * (found - game.paths[index])
-        end_s, splits = self._bounds_of(index, game.paths[index])
+        boxes = self._boxes(index)
+        end_s, splits = self._bounds_of(boxes, game.paths[index])
         game.splits[index] += share * (splits - game.splits[index])
         game.turns[index] += 1
         self._keep(index, end_s, game.paths[index])
         nearer = game.best[index] + _NEARER * (game.paths[index] - game.best[index])
-        self._keep(index, self._bounds_of(index, nearer)[0], nearer)
+        self._keep(index, self._bounds_of(boxes, nearer)[0], nearer)
 
     def _keep(self, index: IntArray, end_s: FloatArray, paths: FloatArray) -> None:
         """Keep averages of paths that raise the bounds of boxes."""
@@ -340,9 +341,11 @@ class _Row:
         self.end_s[index[better]] = end_s[better]
         self.game.best[index[better]] = paths[better]
 
-    def _bounds_of(self, index: IntArray, paths: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def _boxes(self, index: IntArray) -> Boxes:
+        return self.game.boxes.take(index).within(self.most)
+
+    def _bounds_of(self, boxes: Boxes, paths: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return the bounds of boxes by averages of paths, and the splits that are best against them."""
-        boxes = self.game.boxes.take(index).within(self.most)
         each_s = self.line.of_layers_s(paths)
         best = boxes.best(each_s)
         return self.line.other_s(paths) + (each_s * best).sum(axis=1), best

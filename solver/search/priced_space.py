@@ -753,6 +753,14 @@ def have_room(problem: Problem, profile: Profile) -> bool:
     return Room.of(problem, profile).on(max(gpu_counts(problem)))
 
 
+def states_fit(problem: Problem, rows: Columns, profile: Profile) -> BoolArray:
+    """Return whether the states of a pipeline fit in the memory of its ranks together, (n,)."""
+    prices, layout = price_memory(problem, rows, profile), LayerLayout.of(problem.model, problem.training)
+    held = prices.weights_bytes + prices.gradients_bytes + prices.optimizer_bytes
+    budget_bytes = rows.pipeline_parallel_size * memory_budget_bytes(problem, profile)
+    return np.asarray(held @ np.append(layout.cumulative[-1], (1.0, 1.0)) <= budget_bytes)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Room:
     """What the model's states take at least, whatever the layout, for each place that holds them.

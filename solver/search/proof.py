@@ -37,7 +37,7 @@ from meshwright.solver.search.splits import best_splits
 
 _SHARE = 0.01  # of the first plan's step: a gap that small is not narrowed further
 _EFFORT = 3 * 2**27  # passes simulated; about a second
-_BRANCHED = 2**23  # of one row that averages of paths can bound as well
+_BRANCHED = 2**25  # of one row that averages of paths can bound as well
 _MOST_PASSES = 2**16  # of a step that is simulated under all splits of a row
 
 

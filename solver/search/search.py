@@ -235,11 +235,11 @@ def _on_at_most_all(
 
 
 def _likely_s(problem: Problem, profile: Profile, watch: Watch) -> float:
-    """Return the score of the best likely row; ``inf`` if none fits."""
-    found = _nothing_found(problem, profile, (), NO_RIVALS)
+    """Return the least bound of the likely rows; ``inf`` if none fits."""
     with watch.cut():
-        found = _of_likely(found, Watch(time_limit_s=watch.left_s, should_stop=watch.should_stop))
-    return found.frontier.ranked[0].score_s if found.frontier.ranked else math.inf
+        rows = priced_space(problem, profile, likely_space(problem).rows)
+        return Frontier.of(rows, 1).least_s
+    return math.inf
 
 
 def _as_part(

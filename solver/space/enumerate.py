@@ -181,22 +181,20 @@ def _inner_axes(problem: Problem, *, wide: bool) -> tuple[list[int], list[int]]:
     )
 
 
-def _meshes(problem: Problem, num_gpus: int, *, wide: bool) -> IntArray:
+def _meshes(problem: Problem, numbers: Sequence[int] | IntArray, *, wide: bool) -> IntArray:
+    """Return (tp, cp, pp, dp, ep) rows of some numbers of GPUs, number by number."""
     model = problem.model
     tensor, context = _inner_axes(problem, wide=wide)
     counts = divisors(model.moe.num_experts) if model.moe else (1,)
-    experts = with_request(problem, "expert_parallel_size", counts)
-    rows = [
-        (tp, cp, pp, num_gpus // (tp * cp * pp), ep)
-        for tp in tensor
-        for cp in context
-        if num_gpus % (tp * cp) == 0
-        for pp in divisors(num_gpus // (tp * cp))
-        if pp <= problem.most_chunks
-        for ep in experts
-        if ep == 1 or num_gpus // pp % ep == 0
-    ]
-    return np.array(rows, dtype=np.int64).reshape(-1, 5)
+    experts = np.array(with_request(problem, "expert_parallel_size", counts), dtype=np.int64)
+    axes = (numbers, tensor, context, range(1, problem.most_chunks + 1))
+    gpus, tp, cp, pp = np.ix_(*(np.array(axis, dtype=np.int64) for axis in axes))
+    n, t, c, p = np.nonzero(gpus % (tp * cp * pp) == 0)
+    size = np.stack([tp.ravel()[t], cp.ravel()[c], pp.ravel()[p]], axis=1)
+    total = gpus.ravel()[n]
+    row, at = np.nonzero((experts == 1) | ((total // size[:, 2])[:, None] % experts == 0))
+    data = total // size.prod(axis=1)
+    return np.concatenate([size[row], data[row, None], experts[at, None]], axis=1)
 
 
 _SPLITS = np.array([name in SPLIT_BACKWARD for name in SCHEDULES])
@@ -233,12 +231,13 @@ class Beyond:
 
 
 def _outer_blocks(
-    problem: Problem, num_gpus: int, *, wide: bool, others: set[int], beyond: Beyond | None = None
+    problem: Problem, numbers: Sequence[int], *, wide: bool, others: set[int], beyond: Beyond | None = None
 ) -> Iterator[tuple[list[int], Columns]]:
     """Yield pipeline sizes and their one-chunk rows, without batches that are asked apart, ``others``."""
-    for some, every in _plain_blocks(problem, num_gpus, wide=wide):
+    most = _TOGETHER * len(numbers) if beyond else _TOGETHER
+    for some, every in _plain_blocks(problem, numbers, wide=wide, most=most):
         plain = every.take(~is_one_of(every.global_batch_size, others)) if others else every
-        plain = plain.take(beyond.near(plain)) if beyond else plain
+        plain = _within(problem, beyond, plain, some.tolist()) if beyond else plain
         outer = widened(problem, plain, wide=wide)
         yield some.tolist(), outer.take(np.argsort(outer.pipeline_parallel_size, kind="stable"))
 
@@ -247,11 +246,28 @@ def _chunked(problem: Problem, sizes: Iterable[int]) -> list[Chunkings]:
     return [(pp, chunkings_of(problem, pp)) for pp in sizes]
 
 
-def _plain_blocks(problem: Problem, num_gpus: int, *, wide: bool) -> Iterator[tuple[IntArray, Columns]]:
-    """Yield pipeline sizes, and their one-chunk rows before they are widened."""
-    meshes = _meshes(problem, num_gpus, wide=wide)
+def _within(problem: Problem, beyond: Beyond, plain: Columns, sizes: Sequence[int]) -> Columns:
+    """Return the rows, before they are widened, that may be within the limit with legal chunks.
+
+    Rules are asked that hold for all rows that are widened from one, whatever they recompute.
+    """
+    near = plain.take(beyond.near(plain))
+    near = near.take(np.argsort(near.pipeline_parallel_size, kind="stable"))
+    apart = {*CHANGED, "recompute", "recompute_layers"}
+    rules = tuple(rule for rule in rules_of(problem) if apart.isdisjoint(rule.reads))
+    chunks, schedule = (OF_CHUNKS.index(name) for name in ("virtual_pipeline_size", "pipeline_schedule"))
+    lists = [(pp, every[distinct([every[:, chunks], every[:, schedule]])[0]])
+             for pp, every in _chunked(problem, sizes)]  # fmt: skip
+    return beyond.without(legal_rows(rules, [(OuterRows.of(rules, near), lists)])[0]).outer
+
+
+def _plain_blocks(
+    problem: Problem, numbers: Sequence[int], *, wide: bool, most: int = _TOGETHER
+) -> Iterator[tuple[IntArray, Columns]]:
+    """Yield pipeline sizes of about ``most`` meshes, and their one-chunk rows before they are widened."""
+    meshes = _meshes(problem, numbers, wide=wide)
     sizes, counts = np.unique(meshes[:, 2], return_counts=True)
-    ends = np.flatnonzero(np.diff(np.cumsum(counts) // _TOGETHER) + np.diff(sizes > 1)) + 1
+    ends = np.flatnonzero(np.diff(np.cumsum(counts) // most) + np.diff(sizes > 1)) + 1
     for some in np.split(sizes, ends) if len(sizes) else ():
         yield some, _outer_of(problem, meshes, some, wide=wide)
 
@@ -264,9 +280,45 @@ def _may_be_legal(problem: Problem, num_gpus: int, rules: Sequence[Rule]) -> boo
     asked = tuple(rule for rule in rules if {*CHANGED, *OF_CHUNKS}.isdisjoint(rule.reads))
     return any(
         outer_legal(asked, plain).any()
+        for wide in (False, True)  # mostly one of the few usual rows is
         for batch in batch_sizes(problem)
-        for _, plain in _plain_blocks(with_batch(problem, batch), num_gpus, wide=True)
+        for _, plain in _plain_blocks(with_batch(problem, batch), (num_gpus,), wide=wide)
     )
+
+
+def plain_rows(problem: Problem, numbers: IntArray, *, wide: bool) -> Columns:
+    """Return the one-chunk rows of numbers of GPUs, before they are widened, that may have a legal row.
+
+    Asked are rules on columns that widened rows and chunkings share with their plain row.
+    """
+    rules = tuple(rule for rule in rules_of(problem) if {*CHANGED, *OF_CHUNKS}.isdisjoint(rule.reads))
+    meshes, found = _meshes(problem, numbers, wide=wide), [Columns.nothing()]
+    for batch in batch_sizes(problem):
+        own = with_batch(problem, batch)
+        for staged in (False, True):
+            some = meshes[(meshes[:, 2] > 1) == staged]
+            if len(some):
+                plain = _outer_of(own, some, some[:, 2], wide=wide)
+                found.append(plain.take(outer_legal(rules, plain)))
+    return Columns.concatenate(found)
+
+
+_OF_PIPELINE = frozenset({"pipeline_parallel_size", "num_microbatches", *OF_CHUNKS})
+
+
+def run_alone(problem: Problem, plain: Columns) -> BoolArray:
+    """Mark plain rows that have one chunk a rank and whole backward passes in each legal row, (n,)."""
+    rules = tuple(rule for rule in rules_of(problem) if _OF_PIPELINE.issuperset(rule.reads))
+    first, which = distinct([plain.pipeline_parallel_size, plain.num_microbatches])
+    some = plain.take(first)
+    alone = np.ones(len(first), dtype=np.bool_)
+    for pp in np.unique(some.pipeline_parallel_size).tolist():
+        inner = chunkings_of(problem, pp)
+        others = inner[(inner[:, 0] > 1) | _SPLITS[inner[:, 3]]]
+        at = np.flatnonzero(some.pipeline_parallel_size == pp)
+        legal = violation_masks(rules, crossed(some.take(at), others)) == 0
+        alone[at] = ~legal.reshape(len(at), -1).any(axis=1)
+    return np.asarray(alone[which])
 
 
 def _outer_of(problem: Problem, meshes: IntArray, sizes: IntArray, *, wide: bool) -> Columns:
@@ -314,18 +366,18 @@ def _one_chunk(problem: Problem, rows: IntArray) -> Columns:
     )
 
 
-def _enumerate(problem: Problem, num_gpus: int, rules: tuple[Rule, ...], asked: _Asked) -> Space:
+def _enumerate(problem: Problem, numbers: tuple[int, ...], rules: tuple[Rule, ...], asked: _Asked) -> Space:
     batches = batch_sizes(problem)
     blocks = (
         (own, some, outer)
         for batch in batches
         for own in (with_batch(problem, batch),)
         for some, outer in _outer_blocks(
-            own, num_gpus, wide=asked.wide, others={*batches} - {batch}, beyond=asked.beyond
+            own, numbers, wide=asked.wide, others={*batches} - {batch}, beyond=asked.beyond
         )
     )
     if asked.legal_only:
-        key = num_gpus, asked.wide, asked.beyond is None, _of_outer_rows(problem, rules)
+        key = numbers, asked.wide, asked.beyond is None, _of_outer_rows(problem, rules)
         if key not in asked.outer_rows:
             asked.outer_rows[key] = [
                 (own.workload.global_batch_size, some, OuterRows.of(rules, outer))
@@ -337,14 +389,22 @@ def _enumerate(problem: Problem, num_gpus: int, rules: tuple[Rule, ...], asked: 
         )
         rows, refuted = legal_rows(rules, legal, asked.tick)
         rows = asked.beyond.without(rows) if asked.beyond else rows
+        rows = _by_number(rows, numbers)
         masks = np.broadcast_to(np.int64(0), len(rows))  # a hundred million zeros take eight bytes
-        return Space(rows=rows, masks=masks, rules=rules, num_gpus=num_gpus, warnings=(), refuted=refuted,
+        return Space(rows=rows, masks=masks, rules=rules, num_gpus=numbers[0], warnings=(), refuted=refuted,
                      every=asked.wide)  # fmt: skip
     columns = Columns.concatenate(
         [crossed(*part) for own, some, outer in blocks for part in parts_of(outer, _chunked(own, some))]
     )
     masks = violation_masks(rules, columns)
-    return Space(rows=columns, masks=masks, rules=rules, num_gpus=num_gpus, warnings=(), every=asked.wide)
+    return Space(rows=columns, masks=masks, rules=rules, num_gpus=numbers[0], warnings=(), every=asked.wide)
+
+
+def _by_number(rows: Crossing, numbers: Sequence[int]) -> Crossing:
+    """Return rows number by number of GPUs; those of one stay in their order."""
+    if len(numbers) == 1 or not len(rows):
+        return rows
+    return rows.among(np.argsort(-rows.outer.num_gpus, kind="stable"))
 
 
 def _of_outer_rows(problem: Problem, rules: Sequence[Rule]) -> Hashable:
@@ -448,7 +508,7 @@ def _with_chunkings(problem: Problem, rules: Sequence[Rule], stages: Sequence[in
 
 def _fewer_gpus(problem: Problem) -> list[int]:
     """Return smaller GPU counts that axes and batch allow, whole nodes first, then largest first."""
-    products = _fewer_products(problem)
+    products = fewer_products(problem)
     whole = products % per_node_of(problem) == 0
     return [int(n) for n in (*products[whole][:_MAX_FALLBACKS], *products[~whole][:_MAX_FALLBACKS])]
 
@@ -465,7 +525,7 @@ def _tried_in_turn(problem: Problem, counts: Sequence[int], legal: Sequence[int]
         yield from _fallbacks(problem)
 
 
-def _fewer_products(problem: Problem) -> IntArray:
+def fewer_products(problem: Problem) -> IntArray:
     """Return GPU counts below all usable ones that axes and batch allow, largest first."""
     products = _products(problem)
     products = products[products < usable_gpus(problem)][::-1]
@@ -487,7 +547,7 @@ def _may_be_used(problem: Problem) -> Callable[[int], bool]:
 def _is_legal_on(problem: Problem, num_gpus: int, *, rules: tuple[Rule, ...]) -> bool:
     """Return whether a row is legal on so many GPUs."""
     look()
-    if _some_legal(problem, _estimated_on(problem, num_gpus, wide=False)[1], rules):
+    if _some_legal(problem, _estimated_on(problem, (num_gpus,), wide=False)[1], rules):
         return True  # of most numbers; else all rows are looked at
     here = on_gpus(problem, (num_gpus,))
     asked = _Asked(legal_only=True, whole_too_large=partial(is_too_large, here, wide=True))
@@ -495,16 +555,17 @@ def _is_legal_on(problem: Problem, num_gpus: int, *, rules: tuple[Rule, ...]) ->
     return may_be and _of_counts(here, (num_gpus,), rules, asked).num_legal > 0
 
 
-def fewer_gpus(problem: Problem, least: float) -> Iterator[int]:
+def fewer_gpus(
+    problem: Problem, least: float, among: Callable[[IntArray], IntArray] = lambda numbers: numbers
+) -> Iterator[int]:
     """Yield GPU counts below all usable ones on which a row may be legal, largest first, down to ``least``.
 
     Numbers that the launcher can start, numbers where no legal row uses all GPUs of as many nodes, and
-    numbers of other variants.
+    numbers of other variants. ``among`` returns those that are looked at.
     """
     able, rules, also = _may_be_used(problem), rules_of(problem), problem.options.also_gpus
-    for num_gpus in _fewer_products(problem).tolist():
-        if num_gpus < least:
-            return
+    products = fewer_products(problem)
+    for num_gpus in among(products[products >= least]).tolist():
         look()
         if (num_gpus in also or able(num_gpus)) and _may_be_legal(problem, num_gpus, rules):
             yield num_gpus
@@ -586,8 +647,7 @@ def numbers_of_gpus(problem: Problem) -> tuple[int, ...]:
         if counts[0] in legal or _are_enough(legal, num_gpus):
             break
         look()
-        some = _estimated_on(problem, num_gpus, wide=False)[1]
-        found = _some_legal(problem, some, rules)  # of most numbers; else all are looked at
+        found = _is_seen_legal_on(problem, num_gpus, rules)  # of most numbers; else all are looked at
         if not (found or _may_be_legal(problem, num_gpus, rules)):
             continue
         if not found and num_gpus == counts[0] and is_too_large(problem):  # a sample of it is searched
@@ -603,25 +663,37 @@ def estimated_outer(problem: Problem, *, wide: bool = False) -> float:
     Of every batch and number of GPUs that ``enumerate_space`` goes through; once they are more than
     anything is done with, the others are not counted.
     """
-    return _estimated_outer(problem, wide)
+    return _estimate(problem, wide)[0]
 
 
 @remembered
-def _estimated_outer(problem: Problem, wide: bool) -> float:
-    counts, total, legal = gpu_counts(problem), 0.0, list[int]()
-    named, rules = are_named(problem), rules_of(problem)
-    for num_gpus in counts if named else _tried_in_turn(problem, counts, legal):
+def _estimate(problem: Problem, wide: bool) -> tuple[float, tuple[int, ...]]:
+    """Return the estimate, and the numbers of GPUs on which a row that was looked at is legal."""
+    counts, total, legal, rules = gpu_counts(problem), 0.0, list[int](), rules_of(problem)
+    if are_named(problem):
+        for size in estimated_on_each(problem, counts, wide=wide):
+            total += size
+            if total > _MOST_WRITTEN:
+                break
+        return total, ()
+    for num_gpus in _tried_in_turn(problem, counts, legal):
         look()
         if _are_enough(legal, num_gpus) or counts[0] in legal or total > _MOST_WRITTEN:
             break
         if num_gpus not in counts and not _may_be_legal(problem, num_gpus, rules):
             continue
-        size, some = _estimated_on(problem, num_gpus, wide=wide)
-        total += size
+        each, some = _estimated_on(problem, (num_gpus,), wide=wide)
+        total += float(each[0])
         # where none is legal, some other may be: more are counted
-        if not named and _some_legal(problem, some, rules):
+        if _some_legal(problem, some, rules):
             legal.append(num_gpus)
-    return total
+    return total, tuple(legal)
+
+
+def _is_seen_legal_on(problem: Problem, num_gpus: int, rules: tuple[Rule, ...]) -> bool:
+    """Return whether one of a few usual rows on so many GPUs is legal."""
+    seen = num_gpus in _estimate(problem, False)[1]
+    return seen or _some_legal(problem, _estimated_on(problem, (num_gpus,), wide=False)[1], rules)
 
 
 def _are_enough(legal: Sequence[int], num_gpus: int) -> bool:
@@ -638,17 +710,33 @@ def _some_legal(problem: Problem, outer: Columns, rules: tuple[Rule, ...]) -> bo
     return False
 
 
-def _estimated_on(problem: Problem, num_gpus: int, *, wide: bool) -> tuple[float, Columns]:
-    """Estimate one number of GPUs, and return some of its rows: widening is probed."""
-    meshes, total, probed = _meshes(problem, num_gpus, wide=wide), 0.0, list[Columns]()
+def estimated_on_each(problem: Problem, numbers: Sequence[int], *, wide: bool) -> Iterator[float]:
+    """Yield ``estimated_outer`` of each of some numbers of GPUs."""
+    together = 1 if wide else _TOGETHER
+    for start in range(0, len(numbers), together):
+        look()
+        yield from _estimated_on(problem, numbers[start : start + together], wide=wide)[0].tolist()
+
+
+def _estimated_on(problem: Problem, numbers: Sequence[int], *, wide: bool) -> tuple[FloatArray, Columns]:
+    """Estimate each number of GPUs, (k,), and return some of its rows: widening is probed."""
+    meshes, of_all = _meshes(problem, numbers, wide=wide), np.array(numbers)
+    total, probed = np.zeros(len(of_all)), list[Columns]()
     for batch in (with_batch(problem, one) for one in batch_sizes(problem)):
         for staged in (False, True):
             mesh, step, (i, j) = _tried(batch, meshes[(meshes[:, 2] > 1) == staged], wide=wide)
-            kept = spread_evenly(len(i), _PROBED)
-            few = _one_chunk(batch, np.concatenate([mesh[i[kept]], step[j[kept]]], axis=1))
-            probed.append(widened(batch, few, wide=wide))
-            total += len(i) * len(probed[-1]) / max(len(few), 1)
-    return float(total), Columns.concatenate(probed)
+            used = mesh[:, :4].prod(axis=1)[i]
+            each = np.count_nonzero(used == of_all[:, None], axis=1)
+            starts = np.cumsum(each) - each
+            kept = [start + spread_evenly(size, _PROBED) for start, size in zip(starts, each, strict=True)]
+            at = np.concatenate(kept)
+            few = widened(
+                batch, _one_chunk(batch, np.concatenate([mesh[i[at]], step[j[at]]], axis=1)), wide=wide
+            )
+            more = np.count_nonzero(few.num_gpus == of_all[:, None], axis=1)
+            total += each * more / np.maximum([len(some) for some in kept], 1)
+            probed.append(few)
+    return total, Columns.concatenate(probed)
 
 
 def _estimated_rows(problem: Problem, *, wide: bool = False) -> float:
@@ -674,7 +762,7 @@ def sampled_space(problem: Problem, *, wide: bool = False, legal_only: bool = Tr
     chosen = spread_evenly(len(ways), _MOST_COUNTS)
     for batch, count in (ways[at] for at in chosen.tolist()):
         one = with_batch(problem, batch)
-        meshes = _meshes(one, count, wide=wide)
+        meshes = _meshes(one, (count,), wide=wide)
         sizes = np.unique(meshes[:, 2]).tolist()
         few = max(_SAMPLED // max(len(sizes) * len(chosen), 1), 2)
         for pp in sizes:
@@ -714,7 +802,7 @@ def likely_space(problem: Problem) -> Space:
                 _chunked(one, some.tolist()),
             )
             for one in own[:_MOST_COUNTS]
-            for some, plain in _plain_blocks(one, num_gpus, wide=False)
+            for some, plain in _plain_blocks(one, (num_gpus,), wide=False)
         )
         found, _ = legal_rows(rules, blocks)
         if len(found):
@@ -781,7 +869,9 @@ def with_whole(problem: Problem, space: Space) -> Space:
         return space
     if _estimated_rows(problem, wide=True) > _MOST_WRITTEN:
         return _joined([sampled_space(problem, wide=True, legal_only=False), space], *space.warnings)
-    return _joined([_enumerate(problem, counts[0], space.rules, _Asked(wide=True)), space], *space.warnings)
+    return _joined(
+        [_enumerate(problem, counts[:1], space.rules, _Asked(wide=True)), space], *space.warnings
+    )
 
 
 def _of_counts(problem: Problem, counts: tuple[int, ...], rules: tuple[Rule, ...], asked: _Asked) -> Space:
@@ -809,18 +899,16 @@ def _left_out_legal(
         len(legal_rows(rules, [(OuterRows.of(rules, outer), _chunked(own, some))], asked.tick)[0])
         for count in counts
         for own in (with_batch(problem, batch) for batch in batch_sizes(problem))
-        for some, outer in _outer_blocks(own, count, wide=asked.wide, others=set())
+        for some, outer in _outer_blocks(own, (count,), wide=asked.wide, others=set())
     )
 
 
 def _of_candidates(
     problem: Problem, counts: tuple[int, ...], rules: tuple[Rule, ...], asked: _Asked
 ) -> Space:
-    found = [_enumerate(problem, counts[0], rules, asked)]
-    for count in counts[1:]:
-        look()
-        found.append(_enumerate(problem, count, rules, asked))
-    return _joined(found)
+    if asked.legal_only:
+        return _enumerate(problem, counts, rules, asked)
+    return _joined([_enumerate(problem, (count,), rules, asked) for count in counts])
 
 
 _NO_LEGAL = "no legal configuration uses all of them"
@@ -893,6 +981,11 @@ _WRITTEN = 10  # so many times fewer where rows are weighed one by one
 def are_few(problem: Problem) -> bool:
     """Return whether all candidates are few enough to be enumerated."""
     return estimated_outer(problem, wide=True) <= LARGE_OUTER
+
+
+def goes_through_usual(problem: Problem) -> bool:
+    """Return whether a search goes through the usual candidates alone, however few are legal."""
+    return not NARROWED & limited_by(problem) and not are_few(problem)
 
 
 def searched_space(

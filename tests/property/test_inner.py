@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 
 from meshwright.solver.cost.stages import objective_s
-from meshwright.solver.search.fill_kinds import least_objective_s
+from meshwright.solver.search.fill_kinds import least_objective_s, may_reach_objective
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.splits import best_splits
 from tests.draws import draws
@@ -38,6 +38,13 @@ def test_room_by_kind_bounds_the_closed_form_of_every_split_from_below(rows: Row
     brute = exhaust(rows, 0).objective_s.min(initial=np.inf)
     least = float(least_objective_s(rows)[0])
     assert least <= brute * (1 + RELATIVE)
+
+
+@given(priced_rows(mixed=True, max_layers=8, any_schedule=True))
+@settings(max_examples=draws(25, of_more=80), deadline=None)
+def test_a_row_may_reach_the_closed_form_of_its_best_split(rows: Rows) -> None:
+    brute = exhaust(rows, 0).objective_s.min(initial=np.inf)
+    assert brute == np.inf or may_reach_objective(rows, brute * (1 + RELATIVE))[0]
 
 
 @given(priced_rows(any_schedule=True))

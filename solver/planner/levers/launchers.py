@@ -169,7 +169,8 @@ class _Turn:
     @property
     def has_few(self) -> bool:
         """Return whether so few candidates are searched whatever their bound."""
-        outer, staged = estimated_outer(self.change.problem), has_stages(self.change.problem)
+        first = self.groups[0][0].problem
+        outer, staged = estimated_outer(first), has_stages(first)
         if staged and outer * sum(map(len, self.groups)) <= _FEW_STAGED:
             return True
         return (self.bound_s > 0.0 or not staged) and outer <= _FEW_BOUNDED

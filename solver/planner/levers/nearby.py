@@ -13,7 +13,7 @@ from meshwright.profiles.frameworks import framework_facts, with_options_if_lega
 from meshwright.profiles.profile import Profile, framework_of
 from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.clock import look
-from meshwright.solver.configuration import HIERARCHICAL, Columns, Configuration
+from meshwright.solver.configuration import HIERARCHICAL, VARIABLES, Columns, Configuration
 from meshwright.solver.cost.evaluation import ROUNDED_BYTES
 from meshwright.solver.cost.memory import memory_budget_bytes
 from meshwright.solver.cost.pipelines import closed_forms
@@ -22,7 +22,7 @@ from meshwright.solver.explain.reference import switches_of, usual_meshes
 from meshwright.solver.planner.levers.change import Best, Change, Find, time_per_token, worth_s
 from meshwright.solver.planner.variants import variants_of
 from meshwright.solver.predict import profile_of_variant
-from meshwright.solver.problem import CONTEXT_MODE, Problem, usable_gpus, with_changes
+from meshwright.solver.problem import CONTEXT_MODE, Problem, altered, usable_gpus, with_changes
 from meshwright.solver.search.answers import fastest_of
 from meshwright.solver.search.priced_space import priced_space
 from meshwright.solver.space.launcher_rules import workload_faults
@@ -85,7 +85,12 @@ def plans_nearby(
                 ways += [one.problem for one in every_way if one.problem not in ways]
             starts = _starts(problem, changed, answer, known) if ways else []
             for way in ways:
-                one = _Descent(way=way, profile=profile_of_variant(way, profile), rules=rules_of(way))
+                one = _Descent(
+                    way=way,
+                    profile=profile_of_variant(way, profile),
+                    rules=rules_of(way),
+                    words=_opened(problem, changed),
+                )
                 every[-1].append(one)
                 rounds.append(_Round(one, starts[:1], starts))
     _move_on(rounds)
@@ -148,7 +153,7 @@ def _ways(problem: Problem, answer: Answer) -> list[Problem]:
     own = framework_facts(framework_of(problem.priced_as))
     for one in (with_changes(work, switches_of(answer.ranking[0])).framework_options, {}):
         options = {**one, **work.framework_options}
-        way = replace(problem, workload=replace(work, framework_options=options))
+        way = altered(problem, workload=replace(work, framework_options=options))
         if with_options_if_legal(own, options) is None:
             continue
         if way not in found and not any(workload_faults(way, launcher_capabilities(way.launcher))):
@@ -173,13 +178,17 @@ def _starts(
     own = [settle(changed, one) for one in (*replicated, *chunked, *known) if not one.stage_groups]
     configs = [one for one in own if one is not None]
     configs += [one for num_gpus in numbers for one in usual_meshes(changed, num_gpus)]
-    opened = {*changed.options.allow}.difference(problem.options.allow)
-    if "offload" in opened:
+    if "offload" in (opened := _opened(problem, changed)):
         configs = [replace(one, offload=place) for place in able.offload for one in configs]
     if CONTEXT_MODE in opened:
         split = [one for one in configs if one.context_parallel_size > 1]
         configs = [replace(one, context_parallel_mode=mode) for mode in HIERARCHICAL for one in split]
     return list(dict.fromkeys(configs))
+
+
+def _opened(problem: Problem, changed: Problem) -> frozenset[str]:
+    """Return the words that a changed request allows and the request does not."""
+    return frozenset(changed.options.allow).difference(problem.options.allow)
 
 
 def _chunked(config: Configuration, layers: int, alone: int = 0) -> Iterator[Configuration]:
@@ -224,6 +233,7 @@ class _Descent:
     way: Problem
     profile: Profile
     rules: tuple[Rule, ...]
+    words: frozenset[str] = frozenset()  # that the change allows
     seen: dict[Configuration, _Seen] = field(default_factory=dict)
     opened: set[Configuration] = field(default_factory=set)
 
@@ -261,7 +271,7 @@ class _Descent:
     def plan(self, most_s: float) -> Plan | None:
         """Return the fastest plan on the best meshes that fit, in any split, within ``most_s``."""
         near_s, best = (1.0 + _UNCERTAIN) * most_s, self.fastest(fits=True, most=_LAST)
-        last = [one for one in best if self.seen[one].step_s <= near_s]
+        last = [one for one in best if self.seen[one].step_s <= near_s and not self._is_own(one)]
         if not last:
             return None
         rows = priced_space(self.way, self.profile, Columns.of(last))
@@ -270,6 +280,11 @@ class _Descent:
     def best(self, plan: Plan) -> Best:
         """Return one of its plans."""
         return Best(plan.config, plan.prediction, self.way, self.profile, proved=False)
+
+    def _is_own(self, config: Configuration) -> bool:
+        """Return whether a configuration uses nothing that the change allows: the request has it, too."""
+        allowed = [one for one in VARIABLES.values() if one.allowed_by in self.words]
+        return bool(allowed) and all(getattr(config, one.name) == one.off for one in allowed)
 
 
 @dataclass(frozen=True, slots=True)

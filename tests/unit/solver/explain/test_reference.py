@@ -91,10 +91,12 @@ def test_a_batch_that_no_power_of_two_divides_is_named_as_the_problem() -> None:
 @pytest.mark.parametrize(
     ("limit", "gpus"),
     [
-        ({"max_power_kw": 12}, 16),  # 17 GPUs of 700 W
+        ({"max_power_kw": 12}, 16),  # 20 GPUs of 595 W
         ({"constraints": ["num_gpus <= 20"]}, 16),  # two nodes of eight
         ({"constraints": ["num_gpus <= 7"]}, 4),
         ({"constraints": ["tensor_parallel_size <= 4"]}, 32),
+        ({"num_nodes": [1, 4], "max_power_kw": 18}, 8),  # 30 GPUs of 595 W, and three nodes are not named
+        ({"constraints": ["num_gpus == 12"]}, 12),  # no whole nodes, nor halves of one: the first plan's
     ],
 )
 def test_a_reference_has_no_more_gpus_than_the_request_s_limits_leave(

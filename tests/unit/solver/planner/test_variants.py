@@ -667,6 +667,17 @@ def test_a_plan_that_needs_a_package_is_listed_behind_the_ranking_where_it_is_fa
     assert all(plan.ranked for plan in every.plans)
 
 
+def test_rows_with_a_package_that_are_bounded_by_their_passes_have_the_same_best_plans(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = answered(allowing(a_mixture()))
+    monkeypatch.setattr(planner, "_MANY_ROWS", 0)
+    monkeypatch.setattr(planner, "goes_through_usual", lambda _: True)
+    bounded = answered(allowing(a_mixture()))
+    assert [one.plan_id for one in bounded.plans] == [one.plan_id for one in plain.plans]
+    assert len(plain.plans) > len(plain.ranking)
+
+
 def test_no_package_makes_a_launcher_run_a_model_that_it_cannot_express() -> None:
     """Norms over all heads, as OLMoE's: HybridEP would be faster than every launcher that has them."""
     asked = replace(a_mixture(), launcher="any")

@@ -111,6 +111,21 @@ def test_bound_is_below_the_best_step_and_the_gap_says_by_how_much() -> None:
     assert 0.0 <= gap < 0.05
 
 
+@pytest.mark.parametrize(("nodes", "batch", "seq_length"), [(64, 768, 2048), (16_384, 4096, 4096)])
+def test_llama_405b_is_proved_to_a_hundredth_on_every_number_of_nodes(
+    nodes: int, batch: int, seq_length: int
+) -> None:
+    """Averages of paths bound the rows of large fleets, branching those of small ones."""
+    (node,) = find_cluster("dgx-h100").groups
+    cluster = ClusterSpec(name="h100", groups=(replace(node, num_nodes=nodes),))
+    model = find_model("llama-3.1-405b")
+    problem = a_problem(model=model, cluster=cluster, batch=batch, top_k=1, certify="none")
+    problem = replace(problem, workload=replace(problem.workload, seq_length=seq_length))
+    answer = answer_to(problem)
+    assert answer.gap is not None
+    assert answer.gap < 0.01 + 1e-9
+
+
 def test_every_plan_can_be_certified() -> None:
     answer = answer_to(small_problem(certify="cp-sat-all", top_k=4))
     assert all("cp-sat" in plan.certified_by for plan in answer.plans)

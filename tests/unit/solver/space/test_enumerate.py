@@ -9,15 +9,17 @@ from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.solver.check import rule_faults
 from meshwright.solver.configuration import ALL_LAYERS, PER_STAGE, RECOMPUTE, Columns, Configuration
-from meshwright.solver.problem import Problem
+from meshwright.solver.problem import Problem, on_gpus
 from meshwright.solver.space import enumerate as enumerate_module
 from meshwright.solver.space.enumerate import (
+    Beyond,
     OuterRowsOf,
     Space,
     _fewer_gpus,
     _plain_blocks,
     chunkings_of,
     enumerate_space,
+    estimated_on_each,
     estimated_outer,
     likely_space,
     numbers_of_gpus,
@@ -26,6 +28,7 @@ from meshwright.solver.space.enumerate import (
     searched_space,
     with_whole,
 )
+from meshwright.solver.space.factored import Crossing
 from meshwright.solver.space.rules import rules_of, violation_masks
 from meshwright.solver.space.widening import CHANGED, widened
 from tests.builders import a_cluster, a_configuration, a_model, a_moe_model, a_problem
@@ -281,7 +284,7 @@ def test_widened_rows_differ_from_a_plain_one_in_the_variables_that_widening_nam
     problem = a_problem(model=a_moe_model(), cluster=cluster, batch=64, allow=allowed)
     for launcher in ("none", "megatron-lm"):
         one = replace(problem, launcher=launcher)
-        for _, plain in _plain_blocks(one, one.cluster.num_gpus, wide=True):
+        for _, plain in _plain_blocks(one, (one.cluster.num_gpus,), wide=True):
             more = widened(one, plain, wide=True)
             shared = [f.name for f in fields(Columns) if f.name not in CHANGED]
             before, after = (np.stack([getattr(c, name) for name in shared]) for c in (plain, more))
@@ -438,3 +441,50 @@ def test_ways_that_recompute_unlike_share_outer_rows_and_have_their_own(
         assert found.size == alone.size  # the illegal rows are counted by each way's own chunkings
     assert len(shared) == 1
     assert len({len(enumerate_space(way, legal_only=True).rows) for way in ways}) == len(ways)
+
+
+# Several numbers of GPUs are enumerated together; slow rows are left out before they are widened.
+
+
+NUMBERS = (32, 24, 16, 12)
+
+
+def of_several(**changes: object) -> Problem:
+    return a_problem(cluster=a_cluster(num_nodes=4), model=a_moe_model(), batch=48, **changes)
+
+
+def test_numbers_of_gpus_that_are_enumerated_together_have_the_rows_of_each_in_turn() -> None:
+    problem = of_several()
+    together = enumerate_space(on_gpus(problem, NUMBERS), legal_only=True)
+    each = [enumerate_space(on_gpus(problem, (number,)), legal_only=True) for number in NUMBERS]
+    assert all(one.num_legal for one in each)
+    assert together.refuted == sum(one.refuted for one in each)
+    in_turn = Columns.concatenate([one.columns for one in each])
+    for one in fields(Columns):
+        assert getattr(together.columns, one.name).tolist() == getattr(in_turn, one.name).tolist()
+
+
+def test_numbers_of_gpus_are_estimated_together_as_each_by_itself() -> None:
+    problem = of_several()
+    each = [estimated_outer(on_gpus(problem, (number,))) for number in NUMBERS]
+    assert [*estimated_on_each(problem, NUMBERS, wide=False)] == each
+    assert estimated_outer(on_gpus(problem, NUMBERS)) == pytest.approx(sum(each))
+
+
+def test_rows_beyond_a_limit_are_those_that_are_slower_however_they_are_run() -> None:
+    def least_s(rows: Columns, alone: np.ndarray) -> np.ndarray:
+        stages = np.where(alone, rows.pipeline_parallel_size, 1.0)
+        return np.asarray(stages * rows.micro_batch_size / rows.num_gpus)
+
+    problem = on_gpus(of_several(), NUMBERS)
+    every = enumerate_space(problem, legal_only=True).rows
+    beyond = Beyond(limit_s=0.1, least_s=least_s)
+    assert isinstance(every, Crossing)
+    near = enumerate_space(problem, legal_only=True, beyond=beyond).rows
+    kept = Beyond(limit_s=0.1, least_s=least_s).without(every)
+    assert isinstance(near, Crossing)
+    assert 0 < len(near) < len(every)
+    assert beyond.nearest_s > 0.1
+    for one in fields(Columns):
+        assert getattr(near.outer, one.name).tolist() == getattr(kept.outer, one.name).tolist()
+    assert np.diff(near.first).tolist() == np.diff(kept.first).tolist()
