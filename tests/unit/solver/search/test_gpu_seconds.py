@@ -14,7 +14,8 @@ from meshwright.solver.planner.variants import searched_variants, switched_of
 from meshwright.solver.problem import Problem, on_gpus
 from meshwright.solver.search import gpu_seconds
 from meshwright.solver.search.bounds import PassBounds
-from meshwright.solver.search.gpu_seconds import least_gpu_s, least_pass_gpu_s, least_passes
+from meshwright.solver.search.gpu_seconds import PlainRows, least_gpu_s, least_pass_gpu_s, least_passes
+from meshwright.solver.search.search import search
 from meshwright.solver.space.enumerate import Beyond, enumerate_space
 from meshwright.solver.space.factored import Crossing
 from tests.builders import a_cluster, a_model, a_problem
@@ -129,3 +130,20 @@ def test_many_rows_are_priced_in_pieces_that_give_the_same_least(monkeypatch: py
     assert least_pass_gpu_s(problem, profile, wide=True) == at_once
     assert len(sizes) > 1
     assert max(sizes) == 70
+
+
+@pytest.mark.parametrize("moe", [None, EXPERTS])
+def test_no_plan_on_a_number_of_gpus_is_faster_than_its_plain_rows_may_be(moe: MoeSpec | None) -> None:
+    """With 5 sequences most pipelines run fewer micro-batches than stages."""
+    problem = a_problem(
+        model=replace(a_model(num_layers=6), moe=moe), cluster=a_cluster(num_nodes=3), batch=5
+    )
+    profile = default_profile(problem.cluster, problem.launcher)
+    passes = least_passes(problem, profile, wide=True)
+    numbers = np.array([20, 24, 7, 12, 16, 6])
+    least_s = PlainRows.of(problem, (), numbers, passes, wide=True).of_numbers_s(numbers)
+    alone = [search(on_gpus(problem, (int(number),)), profile) for number in numbers]
+    found_s = [one.plans[0].prediction.step_time_s if one.plans else np.inf for one in alone]
+    assert (least_s <= np.array(found_s) * (1 + 1e-9)).all()
+    assert np.isfinite(found_s).sum() >= 4
+    assert (least_s * numbers > passes.least_gpu_s * 1.1).any()  # stages fill and empty
