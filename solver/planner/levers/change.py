@@ -118,6 +118,11 @@ def likely_numbers(problem: Problem, answer: Answer) -> list[int]:
     return [*dict.fromkeys((first, *named, *may))]
 
 
+def likely_if_idle(problem: Problem, change: Change, answer: Answer) -> list[int]:
+    """Return the numbers of GPUs that a change may need where the first plan leaves some idle."""
+    return likely_numbers(change.problem, answer) if leaves_idle(problem, answer) else []
+
+
 def sharing(batch: int, gpus: int) -> int:
     """Return how many of some GPUs share a batch best, in replicas of a power of two each."""
     replicas = [size for size in divisors(batch) if size <= gpus]

@@ -21,7 +21,7 @@ from meshwright.solver.planner.levers.change import (
     Change,
     Find,
     as_lever,
-    leaves_idle,
+    likely_if_idle,
     worth_s,
 )
 from meshwright.solver.planner.levers.nearby import plans_near
@@ -29,7 +29,7 @@ from meshwright.solver.planner.levers.numerics import bases, of_fewer_bits
 from meshwright.solver.planner.levers.searched import first_proved, groups_of, has_stages, proved_plans
 from meshwright.solver.planner.levers.switches import offload
 from meshwright.solver.planner.variants import Variant
-from meshwright.solver.problem import Problem, usable_gpus
+from meshwright.solver.problem import Problem, may_use_fewer, on_gpus, usable_gpus
 from meshwright.solver.search.gpu_seconds import LeastPasses, least_passes
 from meshwright.solver.space.enumerate import estimated_outer
 from meshwright.solver.space.launcher_choice import launcher_faults, preferred
@@ -86,8 +86,8 @@ def _of_launcher(
     tried near the first plan and near the fastest plan before. If it saves most, it is searched last. If
     none saves, the preferred launcher is searched.
     """
-    saved, best, far, idle = 0.0, None, set[str](), leaves_idle(problem, answer)
-    turns, known = _in_turn(launchers, profile), list[Configuration]()
+    saved, best, far = 0.0, None, set[str]()
+    turns, known = _in_turn(problem, launchers, profile, answer), list[Configuration]()
     for at, turn in enumerate(turns):
         look()
         change, limit_s = turn.change, worth_s(problem, turn.change, answer, saved)
@@ -98,7 +98,11 @@ def _of_launcher(
         if (at == 0 and turn.bound_s > 0.0) or turn.has_few:
             far.add(change.problem.launcher)
             plans, proved = first_proved(
-                turn.groups, limit_s, searches, with_fewer=idle, passes=turn.passes
+                turn.groups,
+                limit_s,
+                searches,
+                likely=turn.likely,
+                passes=turn.passes,
             )
         if not proved:
             plans = plans_near(problem, change, profile, answer, saved=saved, known=known)
@@ -158,6 +162,7 @@ class _Turn:
     change: Change
     groups: list[list[Variant]]
     passes: list[LeastPasses]  # of each group
+    likely: list[int]  # numbers of GPUs; []: the first plan leaves none idle
 
     @property
     def bound_s(self) -> float:
@@ -168,13 +173,14 @@ class _Turn:
     def has_few(self) -> bool:
         """Return whether so few candidates are searched whatever their bound."""
         first = self.groups[0][0].problem
-        outer, staged = estimated_outer(first), has_stages(first)
+        searched = on_gpus(first, tuple(self.likely)) if self.likely and may_use_fewer(first) else first
+        outer, staged = estimated_outer(searched), has_stages(first)
         if staged and outer * sum(map(len, self.groups)) <= _FEW_STAGED:
             return True
         return (self.bound_s > 0.0 or not staged) and outer <= _FEW_BOUNDED
 
 
-def _in_turn(changes: Sequence[Change], profile: Profile) -> list[_Turn]:
+def _in_turn(problem: Problem, changes: Sequence[Change], profile: Profile, answer: Answer) -> list[_Turn]:
     """Return the launchers, that with the lowest bound first; those without a bound come last."""
     turns = list[_Turn]()
     for change in changes:
@@ -183,7 +189,7 @@ def _in_turn(changes: Sequence[Change], profile: Profile) -> list[_Turn]:
         for first, *others in groups:
             ways = [one.problem for one in others]
             passes.append(least_passes(first.problem, first.profile, ways, wide=False))
-        turns.append(_Turn(change, groups, passes))
+        turns.append(_Turn(change, groups, passes, likely_if_idle(problem, change, answer)))
     return sorted(turns, key=lambda turn: turn.bound_s or inf)
 
 

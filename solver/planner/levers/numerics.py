@@ -14,7 +14,7 @@ from meshwright.solver.answer import Answer, Lever
 from meshwright.solver.check import violations_of_all
 from meshwright.solver.clock import WorkWatch, look
 from meshwright.solver.explain.reference import switches_of
-from meshwright.solver.planner.levers.change import WORTH, Best, Change, as_lever, leaves_idle, worth_s
+from meshwright.solver.planner.levers.change import WORTH, Best, Change, as_lever, likely_if_idle, worth_s
 from meshwright.solver.planner.levers.nearby import plans_near
 from meshwright.solver.planner.levers.searched import first_proved, groups_of, is_small, proved_plans
 from meshwright.solver.planner.levers.switches import GRADIENTS, under_switch
@@ -142,7 +142,7 @@ def lighter(problem: Problem, profile: Profile, answer: Answer, searches: WorkWa
     changes = list(of_fewer_bits(problem))
     if not changes:
         return
-    lightest, saved, idle = changes[-1], 0.0, leaves_idle(problem, answer)
+    lightest, saved = changes[-1], 0.0
     plans, proved = proved_plans(problem, lightest, profile, answer, searches)
     refuted = proved and not plans
     if not proved:
@@ -162,7 +162,8 @@ def lighter(problem: Problem, profile: Profile, answer: Answer, searches: WorkWa
                 groups = groups_of(_limited(change, limits), profile)
             else:
                 groups = _around(problem, change, profile, answer, plans=plans[:1], limits=limits)
-            found, known = first_proved(groups, (1.0 + _ROUNDING) * limit_s, searches, with_fewer=idle)
+            likely = likely_if_idle(problem, change, answer)
+            found, known = first_proved(groups, (1.0 + _ROUNDING) * limit_s, searches, likely=likely)
             near = found or near if known else plans_near(problem, change, profile, answer)
         for best in near[:1]:
             close = (

@@ -17,6 +17,7 @@ from meshwright.solver.planner.levers.change import (
     Found,
     as_lever,
     leaves_idle,
+    likely_if_idle,
     sharing,
     worth_of,
     worth_s,
@@ -58,8 +59,8 @@ def proved_plans(
     searches: WorkWatch,
 ) -> Found:
     """Return the same within limited work, and no plan where it is not proved."""
-    limit_s, idle = worth_s(problem, change, answer), leaves_idle(problem, answer)
-    return first_proved(groups_of(change, profile), limit_s, searches, with_fewer=idle)
+    limit_s, likely = worth_s(problem, change, answer), likely_if_idle(problem, change, answer)
+    return first_proved(groups_of(change, profile), limit_s, searches, likely=likely)
 
 
 def by_score(problem: Problem, change: Change, profile: Profile, answer: Answer) -> Iterator[Lever]:
@@ -90,22 +91,23 @@ def first_proved(
     limit_s: float,
     searches: WorkWatch,
     *,
-    with_fewer: bool,
+    likely: Sequence[int],
     passes: Sequence[LeastPasses] = (),
 ) -> Found:
     """Return what ``fastest_within`` finds within limited work, and no plan where it is not proved.
 
-    A plan on all GPUs is a lower bound where the work ends before fewer were searched. How soon a plan is
-    found depends on the machine.
+    Of many candidates the ``likely`` numbers of GPUs are searched alone, if there are any. A plan on all
+    GPUs is a lower bound where the work ends before fewer were searched. How soon a plan is found depends
+    on the machine.
     """
     race = _Race(limit_s)
     with searches.cut():
         if not any(is_too_large(group[0].problem) for group in groups):  # a sample proves nothing
-            race.on_all(groups, passes)
+            race.on_all(groups, passes, likely)
     if not race.proved or searches.interrupted():
         return [], False
     with searches.cut():
-        race.on_fewer(with_fewer=with_fewer)
+        race.on_fewer(with_fewer=bool(likely))
     if searches.interrupted():
         return [replace(one, proved=False) for one in race.plans], bool(race.plans)
     return race.best(), race.proved
@@ -153,12 +155,21 @@ class _Race:
         """Return the plans, and whether they are proved."""
         return [replace(one, proved=self.proved and self.on_every_number) for one in self.plans]
 
-    def on_all(self, groups: Sequence[Sequence[Variant]], passes: Sequence[LeastPasses]) -> None:
-        """Search each group on all GPUs."""
+    def on_all(
+        self,
+        groups: Sequence[Sequence[Variant]],
+        passes: Sequence[LeastPasses],
+        likely: Sequence[int] = (),
+    ) -> None:
+        """Search each group on all GPUs, of many candidates on the ``likely`` numbers if there are any."""
         self.proved = bool(groups)
         for every, own in zip_longest(groups, passes):
             least_s = None if own is None or are_few(every[0].problem) else own.of_rows
             group = every if least_s is None else _among_usual(every)
+            if likely and may_use_fewer(group[0].problem):
+                of_likely = [replace(one, problem=on_gpus(one.problem, tuple(likely))) for one in group]
+                if not is_small(of_likely[0].problem):
+                    group, self.on_every_number = of_likely, False
             self.searched.append((group, Rivals(self.limit_s, self.limit_s, least_s=least_s)))
             self._take(*self.searched[-1])
 
