@@ -109,6 +109,7 @@ def test_a_group_of_every_second_rank_owns_every_second_rail() -> None:
         (11, 2, 22, 3),  # 0 to 20: 4, 4 and 3
         (12, 1, 24, 4),  # 0 to 11: 8 and 4
         (16, 1, 48, 8),
+        (12, 6, 64, 1),  # 0, 6, 12 to 66: beyond the world, and still one group
         (5, 8, 40, 1),  # one on each node
     ],
 )

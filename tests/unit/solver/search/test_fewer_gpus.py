@@ -1,17 +1,21 @@
 """Plans on fewer GPUs than all: when they are sought, their rank, and what is said of idle nodes."""
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 
+from meshwright.profiles.cluster import ClusterSpec
 from meshwright.profiles.library import find_model
 from meshwright.profiles.profile import default_profile
 from meshwright.profiles.units import GIB
 from meshwright.solver.answer import Answer
+from meshwright.solver.clock import Watch
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem, Progress, on_gpus
 from meshwright.solver.search import fewer_gpus
-from meshwright.solver.search.fewer_gpus import IDLE
+from meshwright.solver.search.fewer_gpus import IDLE, at_most_all
+from meshwright.solver.search.frontier import NO_RIVALS, Rivals
 from meshwright.solver.search.gpu_seconds import least_gpu_s, least_pass_gpu_s
 from meshwright.solver.search.search import search
 from meshwright.solver.space import enumerate as enumerate_module
@@ -97,6 +101,40 @@ def test_where_no_plan_fits_on_all_gpus_as_many_are_listed_as_are_asked_for() ->
     on_8 = answer_to(on_gpus(problem, (8,)))
     steps = [[plan.prediction.step_time_s for plan in one.plans] for one in (found, on_8)]
     assert steps[0][1:] == steps[1][:2]
+
+
+def crowded(**options: object) -> Problem:
+    """80 layers and 32 sequences on 17 nodes."""
+    return a_problem(cluster=a_cluster(num_nodes=17), batch=32, certify="none", **options)  # type: ignore[arg-type]
+
+
+def test_where_gpus_are_many_for_the_sequences_the_number_with_the_least_bound_is_searched_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fewer_gpus, "FEW_OUTER", 0)  # few candidates are all searched at once
+    problem, asked = crowded(), list[tuple[int, ...]]()
+    profile = default_profile(problem.cluster, problem.launcher)
+
+    def seen(one: Problem, rivals: Rivals) -> Answer:
+        asked.append(one.options.num_gpus)
+        return search(one, profile, rivals=rivals, wide=False)
+
+    watch = Watch(time_limit_s=60.0)
+    found = at_most_all(problem, profile, seen, watch, ways=(), rivals=NO_RIVALS, likely_s=lambda _: inf)
+    assert asked[0] == (128,)
+    assert found.plans[0].config == answer_to(problem).plans[0].config
+
+
+def test_no_number_is_searched_first_where_none_has_a_legal_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three sequences have three replicas, of 8 ranks on 24 GPUs, and tensors stay inside 4."""
+    monkeypatch.setattr(fewer_gpus, "FEW_OUTER", 0)
+    (eights,) = a_cluster(num_nodes=7).groups
+    fours = ClusterSpec(name="fours", groups=(replace(eights, gpus_per_node=4, island_gpus=4),))
+    problem = a_problem(
+        model=find_model("qwen3-8b"), cluster=fours, batch=3, certify="none",
+        constraints=("num_gpus == 23 or num_gpus == 24",),
+    )  # fmt: skip
+    assert answer_to(replace(problem, launcher="deepspeed")).status == "infeasible"
 
 
 @pytest.mark.parametrize(
