@@ -188,7 +188,9 @@ def _meshes(problem: Problem, numbers: Sequence[int] | IntArray, *, wide: bool) 
     experts = np.array(with_request(problem, "expert_parallel_size", counts), dtype=np.int64)
     axes = (numbers, tensor, context, range(1, problem.most_chunks + 1))
     gpus, tp, cp, pp = np.ix_(*(np.array(axis, dtype=np.int64) for axis in axes))
-    n, t, c, p = np.nonzero((gpus % (tp * cp * pp) == 0) & inside_islands(islands_of(problem), tp, gpus))
+    named = np.isin(tp, named_values(problem, "tensor_parallel_size"))  # whose faults are told
+    inside = named | inside_islands(islands_of(problem), tp, gpus)
+    n, t, c, p = np.nonzero((gpus % (tp * cp * pp) == 0) & inside)
     size = np.stack([tp.ravel()[t], cp.ravel()[c], pp.ravel()[p]], axis=1)
     total = gpus.ravel()[n]
     row, at = np.nonzero((experts == 1) | ((total // size[:, 2])[:, None] % experts == 0))
