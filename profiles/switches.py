@@ -319,9 +319,11 @@ class LegalCombinations:
             found = None if _disagree(some) else with_options_if_legal(facts, _options(some))
             if not kinds or not found:
                 continue
-            meant = {*stated, *(name for one in some if one.name for name in one.options)}
+            # what the launcher does anyway runs beside these settings, too
+            changed = {name for name in _options(some) if getattr(found, name) != getattr(facts, name)}
             contradicts = any(
-                (kinds <= {*one.recompute} or one.is_stated(stated)) and meant & {*one.options}
+                (kinds <= {*one.recompute} or one.is_stated(stated))
+                and (stated.keys() | changed) & {*one.options}
                 for one in clashes(launcher, found, model, precision)
             )
             if not contradicts:

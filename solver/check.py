@@ -602,7 +602,8 @@ def _tensor_size_faults(problem: Problem, config: Configuration) -> Iterator[str
                 for heads in {shape.num_kv_heads for shape in attentions}
             },
             f"{name} does not divide the GPUs of an island ({ACROSS_ISLANDS.name} is not offered)": any(
-                group.island_gpus % tp for group in problem.cluster.groups
+                group.island_gpus % tp and config.num_gpus > group.island_gpus
+                for group in problem.cluster.groups
             ),
             f"a {base} model is split by tp = {tp} or ZeRO-{zero}": (
                 base not in ("bf16", "fp32") and (tp > 1 or (zero >= _LARGEST_STAGE and not packed))
@@ -648,7 +649,8 @@ def _expert_size_faults(problem: Problem, config: Configuration) -> Iterator[str
                 width % etp
             ),
             f"expert_tensor_parallel_size = {etp} does not divide the GPUs of an island": any(
-                group.island_gpus % etp for group in problem.cluster.groups
+                group.island_gpus % etp and config.num_gpus > group.island_gpus
+                for group in problem.cluster.groups
             ),
         }
     )

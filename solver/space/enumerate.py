@@ -69,7 +69,7 @@ from meshwright.solver.space.factored import (
 )
 from meshwright.solver.space.request_rules import counts_kept, limited_by
 from meshwright.solver.space.rule import OF_CHUNKS, Rule
-from meshwright.solver.space.rules import common_island, rules_of, violation_masks
+from meshwright.solver.space.rules import inside_islands, islands_of, rules_of, violation_masks
 from meshwright.solver.space.widening import CHANGED, WIDENED, named_values, widened
 from meshwright.solver.splits import divisors
 
@@ -170,8 +170,7 @@ class Space:
 
 
 def _inner_axes(problem: Problem, *, wide: bool) -> tuple[list[int], list[int]]:
-    island = common_island(problem)
-    heads = [d for d in divisors(problem.model.num_attention_heads) if d <= island and island % d == 0]
+    heads = [d for d in divisors(problem.model.num_attention_heads) if d <= islands_of(problem)[0]]
     length = problem.workload.seq_length
     most = max(length // MIN_TOKENS_PER_CONTEXT_RANK, 1)
     slices = divisors(length) if wide else (1 << bit for bit in range(most.bit_length()))
@@ -189,7 +188,9 @@ def _meshes(problem: Problem, numbers: Sequence[int] | IntArray, *, wide: bool) 
     experts = np.array(with_request(problem, "expert_parallel_size", counts), dtype=np.int64)
     axes = (numbers, tensor, context, range(1, problem.most_chunks + 1))
     gpus, tp, cp, pp = np.ix_(*(np.array(axis, dtype=np.int64) for axis in axes))
-    n, t, c, p = np.nonzero(gpus % (tp * cp * pp) == 0)
+    named = np.isin(tp, named_values(problem, "tensor_parallel_size"))  # whose faults are told
+    inside = named | inside_islands(islands_of(problem), tp, gpus)
+    n, t, c, p = np.nonzero((gpus % (tp * cp * pp) == 0) & inside)
     size = np.stack([tp.ravel()[t], cp.ravel()[c], pp.ravel()[p]], axis=1)
     total = gpus.ravel()[n]
     row, at = np.nonzero((experts == 1) | ((total // size[:, 2])[:, None] % experts == 0))

@@ -250,12 +250,19 @@ def _outside_of_chunkings(problem: Problem, outer: Columns, inner: IntArray) -> 
 
 BATCH_RULE = "data_parallel_size * micro_batch_size divides the global batch"
 _FULL = RECOMPUTE.index("full")
+_SIZES = ("data_parallel_size", "pipeline_parallel_size", "context_parallel_size", "tensor_parallel_size")
 _CHUNK = 16384  # rows looked at together: their arrays stay in the cache
 
 
-def common_island(problem: Problem) -> int:
-    """Return the GPUs that share the fast link in every node group: a divisor of every island."""
-    return gcd(*(group.island_gpus for group in problem.cluster.groups))
+def islands_of(problem: Problem) -> tuple[int, ...]:
+    """Return how many GPUs share the fast link, of every kind of island, ascending."""
+    return tuple(sorted({group.island_gpus for group in problem.cluster.groups}))
+
+
+def inside_islands(islands: tuple[int, ...], ranks: IntArray, num_gpus: IntArray) -> BoolArray:
+    """Return whether groups of neighbouring ranks stay inside islands: divide them, or all are in one."""
+    inside = [(size % ranks == 0) | (num_gpus <= size) for size in islands]
+    return np.asarray(np.logical_and.reduce(inside))
 
 
 def _all_of(counts: tuple[int, ...]) -> str:
@@ -277,7 +284,7 @@ def _tensor_rules(problem: Problem) -> Iterator[Rule]:
     widths = f"ffn_hidden_size = {_all_of(mlp_widths)}"
     widths += f", and {shared_width} of the shared experts," if shared_width else ""
     uneven = launcher_capabilities(problem.launcher).uneven_ranks
-    island = common_island(problem)
+    islands = islands_of(problem)
     yield Rule(
         name="tensor_parallel_size divides the attention heads",
         reason=f"{_all_of(model.split_heads)} heads are split over the tensor-parallel ranks",
@@ -309,12 +316,12 @@ def _tensor_rules(problem: Problem) -> Iterator[Rule]:
     )
     yield Rule(
         name="tensor_parallel_size divides an island",
-        reason=f"{island} GPUs share the fast link; {ACROSS_ISLANDS.name} is not offered: "
+        reason=f"{_all_of(islands)} GPUs share the fast link; {ACROSS_ISLANDS.name} is not offered: "
         f"{ACROSS_ISLANDS.reason}",
         limit=ACROSS_ISLANDS,
-        reads=("tensor_parallel_size",),
-        violated=lambda c: island % c.tensor_parallel_size != 0,
-        form=(f"{island} % tp == 0",),
+        reads=_SIZES,
+        violated=lambda c: ~inside_islands(islands, c.tensor_parallel_size, c.num_gpus),
+        form=tuple(f"{size} % tp == 0 or num_gpus <= {size}" for size in islands),
     )
 
 
@@ -365,7 +372,7 @@ def _sequence_rules(problem: Problem) -> Iterator[Rule]:
 
 def _expert_rules(problem: Problem) -> Iterator[Rule]:
     """Yield what the two sizes of expert parallelism divide."""
-    moe, island = problem.model.moe, common_island(problem)
+    moe, islands = problem.model.moe, islands_of(problem)
     if moe is None:
         yield Rule(
             name="expert_parallel_size is 1 without experts",
@@ -402,12 +409,15 @@ def _expert_rules(problem: Problem) -> Iterator[Rule]:
     yield Rule(
         name="expert_tensor_parallel_size divides an island and the experts' width",
         reason=f"ffn_hidden_size = {moe.ffn_hidden_size} of an expert is split over ranks of one island",
-        reads=("expert_tensor_parallel_size",),
+        reads=(*_SIZES, "expert_tensor_parallel_size"),
         violated=lambda c: (
-            (island % c.expert_tensor_parallel_size != 0)
+            ~inside_islands(islands, c.expert_tensor_parallel_size, c.num_gpus)
             | (moe.ffn_hidden_size % c.expert_tensor_parallel_size != 0)
         ),
-        form=(f"{gcd(island, moe.ffn_hidden_size)} % etp == 0",),
+        form=(
+            f"{moe.ffn_hidden_size} % etp == 0",
+            *(f"{size} % etp == 0 or num_gpus <= {size}" for size in islands),
+        ),
     )
 
 

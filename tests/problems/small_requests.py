@@ -131,7 +131,10 @@ def starts(problem: Problem, config: Configuration) -> bool:
     tp, cp, pp = config.tensor_parallel_size, config.context_parallel_size, config.pipeline_parallel_size
     return (
         heads_divide(problem.model, tp)
-        and all(group.island_gpus % tp == 0 for group in problem.cluster.groups)  # a deliberate limit
+        and all(  # a deliberate limit
+            group.island_gpus % tp == 0 or config.num_gpus <= group.island_gpus
+            for group in problem.cluster.groups
+        )
         and work.seq_length % (tp * cp * (2 if cp > 1 else 1)) == 0
         and experts_divide(problem.model, able, config)
         and (pp == 1 or config.zero_stage <= able.max_zero_stage_with_pipeline)

@@ -138,3 +138,23 @@ def test_the_best_step_is_the_least_over_all_numbers_of_nodes_and_never_rises_wi
         assert chosen_s == pytest.approx(min(some.values()), rel=1e-9)
         assert {-(-plan.config.num_gpus // EACH) for plan in chosen.plans} <= {*named}
         assert chosen.bound_step_time_s is None or chosen.bound_step_time_s <= chosen_s * ROUNDING
+
+
+@pytest.mark.parametrize(("used", "each"), [(4, 5), (4, 7), (6, 7), (6, 8)])
+def test_some_gpus_of_a_node_take_the_steps_that_a_node_of_so_many_takes(used: int, each: int) -> None:
+    """Their tensor-parallel sizes divide them, not the node: all of them share its fast link."""
+    model = a_model(
+        num_layers=4, hidden_size=1536, ffn_hidden_size=6144, num_attention_heads=12, num_kv_heads=12,
+    )  # fmt: skip
+    found = []
+    for size in (used, each):
+        cluster = a_cluster(num_nodes=1)
+        group = replace(cluster.groups[0], gpus_per_node=size, island_gpus=size)
+        problem = on_gpus(
+            a_problem(model=model, cluster=replace(cluster, groups=(group,)), batch=12, top_k=20), (used,)
+        )
+        answer = search(problem, default_profile(problem.cluster, problem.launcher))
+        assert answer.status == "optimal"
+        found.append([(plan.config, plan.prediction.step_time_s) for plan in answer.plans])
+    assert found[0] == found[1]
+    assert {used // 2, used} & {config.tensor_parallel_size for config, _ in found[0]}

@@ -4,7 +4,7 @@ import pytest
 
 from meshwright.profiles.cluster import GpuSpec
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.frameworks import OPTION_PARTS, framework_facts, with_options
+from meshwright.profiles.frameworks import OPTION_PARTS, FrameworkFacts, framework_facts, with_options
 from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.library import find_gpu, find_model
 from meshwright.profiles.model import ModelSpec
@@ -297,3 +297,37 @@ def test_a_kind_of_recomputation_that_options_exclude_is_refused_where_it_is_pin
         for kind in (None, "none", "selective")
     ]
     assert [len(some) for some in found] == [0, 0, 1], "core attention would be drawn anew in the graph"
+
+
+def test_a_searched_switch_keeps_what_its_launcher_does_anyway() -> None:
+    """Megatron-Bridge reduces gradients in two bytes, which are fp16 beside fp16 weights."""
+    for names in (("gradient_dtype",), ("gradient_dtype", "loss_kernel")):
+        plain, found = (
+            LegalCombinations.of(
+                some, "megatron-bridge", model=DENSE, gpus=[V100], facts=framework_facts("nemo"),
+                stated={}, precision="fp16",
+            ).worth_a_search() for some in (names[1:], names)
+        )  # fmt: skip
+        assert found == plain
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp8"])
+@pytest.mark.parametrize(
+    "launcher", sorted({one for each in switches().values() for one in each.launchers})
+)
+def test_every_switch_more_leaves_the_combinations_that_are_tried_without_it(
+    launcher: str, precision: str
+) -> None:
+    """Beaten ones apart: whatever holds together without a switch does beside its own setting."""
+    facts = framework_facts(framework_of(launcher))
+    for model, gpu in ((DENSE, V100), (EXPERTS, H100)):
+
+        def legal(*names: str, model: ModelSpec = model, gpu: GpuSpec = gpu) -> list[FrameworkFacts]:
+            found = LegalCombinations.of(
+                names, launcher, model=model, gpus=[gpu], facts=facts, stated={}, precision=precision
+            )
+            return [*found.facts_of.values()]
+
+        for name in switches():
+            assert facts in legal(name)
+            assert all(one in legal(name, "gradient_dtype") for one in legal(name))

@@ -91,7 +91,9 @@ def test_tensor_parallelism_stays_inside_the_islands_of_every_node_group() -> No
     problem = replace(problem, workload=replace(problem.workload, seq_length=6144))
     pinned = replace(problem, options=replace(problem.options, pin={"tensor_parallel_size": 6}))
     assert answer_to(problem).plans[0].config.tensor_parallel_size in (1, 2)
-    assert answer_to(pinned).status == "infeasible"
+    assert answer_to(pinned).plans[0].config.num_gpus == 6  # which are in one island of either group
+    several = replace(pinned, options=replace(pinned.options, constraints=("num_gpus > 8",)))
+    assert answer_to(several).status == "infeasible"
 
 
 def test_plans_are_in_order_and_no_two_are_the_same() -> None:
