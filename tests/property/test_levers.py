@@ -441,6 +441,54 @@ def test_what_is_ranked_by_energy_or_hours_names_what_saves_them(seed: int, tmp_
     assert other or max(batches) <= worth_of("batch")
 
 
+def few_sequences(seed: int) -> dict[str, Any]:
+    """A request ranked by hours of a GPU or by energy, on more GPUs than share its batch well."""
+    random = Random(f"few-{seed}")
+    model, gpu, each, batch, length = random.choice((
+        ("qwen3-4b", "rtx-4090", 8, random.choice((3, 5)), 2048),
+        ("llama-3.2-3b", "rtx-3090", 8, random.choice((3, 5)), 1024),
+        ("llama-3.2-1b", "h100-sxm-80gb", 4, random.choice((5, 7)), 2048),
+        ("qwen2.5-14b", "h100-sxm-80gb", 4, 7, 2048),  # all are busy: more tensor ranks draw more
+    ))  # fmt: skip
+    cluster = {"groups": [{"gpu": gpu, "num_nodes": 1, "gpus_per_node": each}]}
+    raw = asked_of(model, cluster, (batch, length), random.choice(("trl", "megatron-lm")))
+    if model == "qwen2.5-14b":
+        percentiles = {"p50": 256, "p90": 1024, "p100": length}
+        raw["workload"]["lengths"] = {"percentiles": percentiles, "batching": "padding_to_longest"}
+        raw["launcher"] = "llama-factory"
+    elif raw["launcher"] == "trl":
+        raw["workload"]["lora_rank"] = 16
+    energy = model == "qwen2.5-14b" or random.random() < 0.5
+    raw["search"]["objective"] = "energy_per_token" if energy else "gpu_hours_per_token"
+    return raw
+
+
+@pytest.mark.parametrize("seed", range(draws(2, of_more=2)))
+def test_no_switch_or_dtype_saves_more_hours_or_energy_than_is_named(seed: int) -> None:
+    """Each is asked by itself, to the proof."""
+    raw = few_sequences(seed)
+    problem, answer = compared(raw)
+    named = {str(one.settings): one for one in answer.levers}
+    for change in (*of_fewer_bits(problem), *changes_of(problem)):
+        if change.kind in ("launcher", "states", "precision", "batch", "batching"):
+            continue
+        try:
+            changed = parse_problem(pasted(raw, change.settings))
+        except InvalidProblemError:
+            continue
+        found = ask(changed, default_profile(changed.cluster, changed.priced_as))
+        assert answer.objective is not None
+        assert found.objective is not None
+        saved = 1.0 - (found.objective.value or 0.0) / (answer.objective.value or 1.0)
+        lever = named.get(str(change.settings))
+        if lever is None:
+            best = max((one.saves for one in answer.levers if one.kind == change.kind), default=0.0)
+            assert saved <= max(worth_of(change.kind), best) + 0.001, (change.kind, raw)
+        else:
+            assert lever.saves - 0.001 <= saved, (change.kind, raw)
+            assert lever.at_least or saved <= lever.saves + OVER, (change.kind, raw)
+
+
 def test_of_several_batches_what_saves_time_of_the_best_one_is_named(tmp_path: Path) -> None:
     """7 GPUs share 14 sequences, and 8 share 16: that batch is chosen, and no other one is a lever."""
     raw = _beside_the_step({})

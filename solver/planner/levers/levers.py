@@ -15,7 +15,7 @@ that has the time to try all of them. One that has not leaves levers out, and it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from meshwright.profiles.profile import Profile
@@ -113,11 +113,11 @@ def levers_of(
             found += [as_lever(own, answer, change, best) for best in plans[:1]]
         found += one_group_alone(own, profile, answer, seconds=looks / LOOKS_PER_S)
         found += lighter(own, profile, answer, searches)
-        found += of_launchers(own, profile, answer, looks=2 * looks)
+        found += of_launchers(own, profile, answer, looks=looks)
         found += of_launchers_without_room(own, answer, find)
         found += neighbours(own, profile, answer, find)
         found += relaid(own, answer, recipes, find)
-        found += _by_score(ranked, profile, answer, WorkWatch(looks=4 * looks))
+        found += _by_score(ranked, profile, answer, found, looks=looks)
     return in_order(_without_batches(problem, [*found, *packaged(problem, answer)]))
 
 
@@ -190,17 +190,32 @@ def _saves_time(problem: Problem, answer: Answer) -> bool:
     return problem.options.gpus == "all" and not idle and not problem.places_stages
 
 
-def _by_score(problem: Problem, profile: Profile, answer: Answer, searches: Watch) -> list[Lever]:
+_BY_SCORE = 6  # times as many looks as other changes get are for searches by score
+
+
+def _by_score(
+    problem: Problem, profile: Profile, answer: Answer, known: Sequence[Lever] = (), *, looks: float
+) -> list[Lever]:
     """Return what saves enough of what plans are ranked by, each by a search of its own.
 
     Nothing where that is the step, by which the other levers are sought.
+
+    Args:
+        problem: the request under the first plan, with its objective.
+        profile: its costs.
+        answer: its plans.
+        known: levers that were sought by step, which a search is to match.
+        looks: looks at the clock of other changes. Each search takes at most half of those left.
     """
-    found = list[Lever]()
+    found, left = list[Lever](), _BY_SCORE * looks
     if problem.options.objective == "step_time":
         return found
-    with searches.cut():
-        for change in (*near_batches(problem), *of_fewer_bits(problem), *changes_of(problem)):
-            found += by_score(problem, change, profile, answer)
+    for change in (*near_batches(problem), *of_fewer_bits(problem), *changes_of(problem)):
+        saved = max((one.saves for one in known if one.settings == change.settings), default=0.0)
+        work = WorkWatch(looks=round(left / 2))
+        with work.cut():
+            found += by_score(problem, change, profile, answer, saved=saved)
+        left -= round(left / 2) - work.looks_left
     return worth_both(found)
 
 
@@ -211,7 +226,7 @@ def _without_time_levers(
         return rounder_on_unlike_nodes(problem, profile, answer, seconds=seconds)
     if problem.options.gpus == "fewest":
         return saving_nodes(problem, profile, answer)
-    return iter(_by_score(problem, profile, answer, WorkWatch(looks=round(4 * seconds * LOOKS_PER_S))))
+    return iter(_by_score(problem, profile, answer, looks=seconds * LOOKS_PER_S))
 
 
 def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -> tuple[Lever, ...]:
@@ -230,7 +245,7 @@ def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch
                 plans, _ = searched_plans(own, change, profile, answer)
                 found += [as_lever(own, answer, change, best) for best in plans[:1]]
         else:
-            found += _by_score(ranked, profile, answer, watch)
+            found += _by_score(ranked, profile, answer, looks=own.options.time_limit_s * LOOKS_PER_S)
         found += one_group_alone(own, profile, answer, seconds=own.options.time_limit_s)
         find = partial(searched_plans, own, profile=profile, answer=answer)
         found += of_launchers_without_room(own, answer, find)
