@@ -113,7 +113,7 @@ def levers_of(
             found += [as_lever(own, answer, change, best) for best in plans[:1]]
         found += one_group_alone(own, profile, answer, seconds=looks / LOOKS_PER_S)
         found += lighter(own, profile, answer, searches)
-        found += of_launchers(own, profile, answer, looks=looks)
+        found += of_launchers(own, profile, answer, looks=2 * looks)
         found += of_launchers_without_room(own, answer, find)
         found += neighbours(own, profile, answer, find)
         found += relaid(own, answer, recipes, find)
