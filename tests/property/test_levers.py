@@ -441,6 +441,55 @@ def test_what_is_ranked_by_energy_or_hours_names_what_saves_them(seed: int, tmp_
     assert other or max(batches) <= worth_of("batch")
 
 
+def few_sequences(seed: int) -> dict[str, Any]:
+    """A request ranked by hours of a GPU or by energy, on more GPUs than share its batch well."""
+    random = Random(f"rated-{seed}")
+    model, gpu, each, batch, length = random.choice((
+        ("qwen3-4b", "rtx-4090", 8, random.choice((3, 5)), 2048),
+        ("llama-3.2-3b", "rtx-3090", 8, random.choice((3, 5)), 1024),
+        ("llama-3.2-1b", "h100-sxm-80gb", 4, random.choice((5, 7)), 2048),
+        ("qwen2.5-14b", "h100-sxm-80gb", 4, 7, 2048),  # all are busy: more tensor ranks draw more
+    ))  # fmt: skip
+    cluster = {"groups": [{"gpu": gpu, "num_nodes": 1, "gpus_per_node": each}]}
+    raw = asked_of(model, cluster, (batch, length), random.choice(("trl", "megatron-lm")))
+    if model == "qwen2.5-14b":
+        percentiles = {"p50": 256, "p90": 1024, "p100": length}
+        raw["workload"]["lengths"] = {"percentiles": percentiles, "batching": "padding_to_longest"}
+        del raw["launcher"]
+    elif raw["launcher"] == "trl":
+        raw["workload"]["lora_rank"] = 16
+    energy = model == "qwen2.5-14b" or random.random() < 0.5
+    raw["search"]["objective"] = "energy_per_token" if energy else "gpu_hours_per_token"
+    return raw
+
+
+@pytest.mark.parametrize("seed", range(draws(2, of_more=2)))
+def test_no_switch_or_dtype_saves_more_hours_or_energy_than_is_named(seed: int) -> None:
+    """Each is asked by itself, to the proof."""
+    raw = few_sequences(seed)
+    _, answer = compared(raw)
+    assert answer.objective is not None
+    asked: list[dict[str, Any]] = [{"workload.optimizer": name} for name in _STATES]
+    asked += [
+        {"search.allow": [word]} for word in ("torch_compile", "gradient_dtype", "power_limit_w", "offload")
+    ]
+    for settings in asked:
+        try:
+            changed = parse_problem(pasted(raw, settings))
+        except InvalidProblemError:
+            continue
+        found = ask(changed, default_profile(changed.cluster, changed.priced_as)).objective
+        saved = 1.0 - ((found and found.value) or 0.0) / (answer.objective.value or 1.0)
+        alike = [one for one in answer.levers if one.settings.keys() == settings.keys()]
+        named = [one for one in alike if one.settings == settings]
+        if named:
+            assert named[0].saves - 0.001 <= saved, (settings, raw)
+            assert named[0].at_least or saved <= named[0].saves + OVER, (settings, raw)
+        else:
+            best = [one.saves for one in alike if "workload.optimizer" in one.settings]
+            assert saved <= max((worth_of(""), *best)) + 0.001, (settings, raw)
+
+
 def test_of_several_batches_what_saves_time_of_the_best_one_is_named(tmp_path: Path) -> None:
     """7 GPUs share 14 sequences, and 8 share 16: that batch is chosen, and no other one is a lever."""
     raw = _beside_the_step({})

@@ -15,7 +15,7 @@ that has the time to try all of them. One that has not leaves levers out, and it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from meshwright.profiles.profile import Profile
@@ -41,7 +41,7 @@ from meshwright.solver.planner.levers.neighbours import (
     rounder_on_unlike_nodes,
 )
 from meshwright.solver.planner.levers.nodes import one_group_alone, saving_nodes
-from meshwright.solver.planner.levers.numerics import bases, lighter, of_fewer_bits, precisions
+from meshwright.solver.planner.levers.numerics import bases, lighter, of_fewer_bits, precisions, worth_both
 from meshwright.solver.planner.levers.recipes import packaged, published, relaid
 from meshwright.solver.planner.levers.searched import (
     by_score,
@@ -55,7 +55,6 @@ from meshwright.solver.planner.levers.switches import (
     POWER,
     layouts,
     offload,
-    saving_energy,
     switched,
     within_power,
 )
@@ -68,8 +67,8 @@ def levers_of(
 ) -> tuple[Lever, ...]:
     """Return the changes that save enough (``worth_of``), the best first; of launchers the fastest alone.
 
-    Where plans are ranked by energy, switches that save it are searched as well. On the fewest nodes,
-    changes that save nodes. On unlike nodes, a rounder batch and length.
+    Where plans are ranked otherwise than by step, changes are searched by what ranks them as well. On the
+    fewest nodes, changes that save nodes. On unlike nodes, a rounder batch and length.
 
     Args:
         problem: the request.
@@ -118,7 +117,7 @@ def levers_of(
         found += of_launchers_without_room(own, answer, find)
         found += neighbours(own, profile, answer, find)
         found += relaid(own, answer, recipes, find)
-        found += saving_energy(ranked, profile, answer)
+        found += _by_score(ranked, profile, answer, found, looks=looks)
     return in_order(_without_batches(problem, [*found, *packaged(problem, profile, answer)]))
 
 
@@ -191,13 +190,33 @@ def _saves_time(problem: Problem, answer: Answer) -> bool:
     return problem.options.gpus == "all" and not idle and not problem.places_stages
 
 
-def _by_score(problem: Problem, profile: Profile, answer: Answer, searches: WorkWatch) -> list[Lever]:
-    """Return what saves enough of what plans are ranked by, each by a search of its own."""
-    found = list[Lever]()
-    with searches.cut():
-        for change in (*near_batches(problem), *changes_of(problem)):
-            found += by_score(problem, change, profile, answer)
-    return found
+_BY_SCORE = 6  # times as many looks as other changes get are for searches by score
+
+
+def _by_score(
+    problem: Problem, profile: Profile, answer: Answer, known: Sequence[Lever] = (), *, looks: float
+) -> list[Lever]:
+    """Return what saves enough of what plans are ranked by, each by a search of its own.
+
+    Nothing where that is the step, by which the other levers are sought.
+
+    Args:
+        problem: the request under the first plan, with its objective.
+        profile: its costs.
+        answer: its plans.
+        known: levers that were sought by step, which a search is to match.
+        looks: looks at the clock of other changes. Each search takes at most half of those left.
+    """
+    found, left = list[Lever](), _BY_SCORE * looks
+    if problem.options.objective == "step_time":
+        return found
+    for change in (*near_batches(problem), *of_fewer_bits(problem), *changes_of(problem)):
+        saved = max((one.saves for one in known if one.settings == change.settings), default=0.0)
+        work = WorkWatch(looks=round(left / 2))
+        with work.cut():
+            found += by_score(problem, change, profile, answer, saved=saved)
+        left -= round(left / 2) - work.looks_left
+    return worth_both(found)
 
 
 def _without_time_levers(
@@ -207,7 +226,7 @@ def _without_time_levers(
         return rounder_on_unlike_nodes(problem, profile, answer, seconds=seconds)
     if problem.options.gpus == "fewest":
         return saving_nodes(problem, profile, answer)
-    return iter(_by_score(problem, profile, answer, WorkWatch(looks=round(4 * seconds * LOOKS_PER_S))))
+    return iter(_by_score(problem, profile, answer, looks=seconds * LOOKS_PER_S))
 
 
 def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -> tuple[Lever, ...]:
@@ -220,12 +239,14 @@ def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch
         if not _saves_time(ranked, answer):
             seconds = own.options.time_limit_s
             return in_order(_without_time_levers(ranked, profile, answer, seconds=seconds))
-        for change in (*of_fewer_bits(own), *changes_of(own)):
-            look()
-            plans, _ = searched_plans(own, change, profile, answer)
-            found += [as_lever(own, answer, change, best) for best in plans[:1]]
+        if ranked.options.objective == "step_time":
+            for change in (*of_fewer_bits(own), *changes_of(own)):
+                look()
+                plans, _ = searched_plans(own, change, profile, answer)
+                found += [as_lever(own, answer, change, best) for best in plans[:1]]
+        else:
+            found += _by_score(ranked, profile, answer, looks=own.options.time_limit_s * LOOKS_PER_S)
         found += one_group_alone(own, profile, answer, seconds=own.options.time_limit_s)
-        found += saving_energy(ranked, profile, answer)
         find = partial(searched_plans, own, profile=profile, answer=answer)
         found += of_launchers_without_room(own, answer, find)
         found += relaid(own, answer, [*published(own, profile, answer)], find)

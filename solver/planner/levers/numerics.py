@@ -180,6 +180,12 @@ def lighter(problem: Problem, profile: Profile, answer: Answer, searches: WorkWa
             yield lever
 
 
+def worth_both(levers: Sequence[Lever]) -> list[Lever]:
+    """Return levers, states and gradients together only where that saves more than either by ``WORTH``."""
+    alone = max((one.saves for one in levers if one.kind in ("gradients", "optimizer")), default=0.0)
+    return [one for one in levers if one.kind != "states" or one.saves > alone + WORTH]
+
+
 _ALIKE = 1e-3  # of a step: as long as
 _ROUNDING = 1e-6  # of a step: what is as long counts as within
 

@@ -63,17 +63,26 @@ def proved_plans(
     return first_proved(groups_of(change, profile), limit_s, searches, likely=likely)
 
 
-def by_score(problem: Problem, change: Change, profile: Profile, answer: Answer) -> Iterator[Lever]:
-    """Yield a change that saves enough of what plans are ranked by, found by a search that ranks by it."""
+def by_score(
+    problem: Problem, change: Change, profile: Profile, answer: Answer, *, saved: float
+) -> Iterator[Lever]:
+    """Yield a change that saves enough of what plans are ranked by, found by a search that ranks by it.
+
+    ``saved``: the share that a plan of the change is known to save.
+    """
     look()
     first = answer.ranking[0]
     now_s = _score_per_token(settled_problem(first, problem), profile, first)
-    share = 1.0 - worth_of(change.kind)
+    share = (1.0 + _ROUNDING) * (1.0 - max(worth_of(change.kind), saved))
     within_s = share * now_s * _tokens(change.problem)
-    plans, _ = fastest_within(groups_of(change, profile), within_s, with_fewer=False)
+    groups = searched_together([one for some in groups_of(change, profile) for one in some])
+    plans, _ = fastest_within(groups, within_s, with_fewer=False)
     for best in plans[:1]:
         saved = 1.0 - _score_per_token(best.way, profile, best) / now_s
         yield replace(as_lever(problem, answer, change, best), saves=saved, at_least=not best.proved)
+
+
+_ROUNDING = 1e-6  # of a score: what is as good counts as within
 
 
 def _score_per_token(problem: Problem, profile: Profile, plan: Plan | Best) -> float:

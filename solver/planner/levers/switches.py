@@ -9,19 +9,18 @@ from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import framework_facts, with_options
 from meshwright.profiles.profile import Profile, framework_of
 from meshwright.profiles.switches import Setting, Switch
-from meshwright.solver.answer import Answer, Lever
+from meshwright.solver.answer import Answer
 from meshwright.solver.clock import WorkWatch
 from meshwright.solver.configuration import HIERARCHICAL
 from meshwright.solver.planner.levers.change import (
     Best,
     Change,
     allowing,
-    by_energy,
     within_power_budget,
     worth_s,
 )
 from meshwright.solver.planner.levers.nearby import plans_near
-from meshwright.solver.planner.levers.searched import by_score, fastest_within, groups_of
+from meshwright.solver.planner.levers.searched import fastest_within, groups_of
 from meshwright.solver.problem import (
     CONTEXT_MODE,
     STANDALONE_STAGES,
@@ -69,7 +68,7 @@ def under_switch(problem: Problem, switch: Switch) -> Iterator[Change]:
 
 def switched(problem: Problem) -> Iterator[Change]:
     """Yield the switches that a request must allow by name, and states nothing of."""
-    for switch in _offered(problem, problem.options.objective):
+    for switch in _offered(problem, "step_time", problem.options.objective):
         if switch.name != GRADIENTS:
             yield from under_switch(problem, switch)
     for switch in _offered(problem, "energy_per_token") if problem.options.max_power_kw else ():
@@ -90,20 +89,9 @@ def _on_most(problem: Problem) -> Problem:
     return on_gpus(own, tuple(within_power_budget(own, fewer=_NUMBERS)))
 
 
-def _offered(problem: Problem, objective: Objective) -> list[Switch]:
-    """Return the switches that a request may allow to save what an objective ranks by."""
-    return [one for one in left_closed(problem) if one.change and one.objective == objective]
-
-
-def saving_energy(problem: Problem, profile: Profile, answer: Answer) -> Iterator[Lever]:
-    """Yield the switches that save energy, where it is asked for, each by one search of its settings."""
-    for switch in _offered(problem, problem.options.objective) if by_energy(answer) else ():
-        change = Change(
-            kind=switch.name, words=switch.change, effect=switch.effect,
-            problem=allowing(problem, switch.name),
-            settings={"search.allow": [switch.name]},
-        )  # fmt: skip
-        yield from by_score(problem, change, profile, answer)
+def _offered(problem: Problem, *objectives: Objective) -> list[Switch]:
+    """Return the switches that a request may allow to save what some objectives rank by."""
+    return [one for one in left_closed(problem) if one.change and one.objective in objectives]
 
 
 OFFLOAD = "offload"
