@@ -158,10 +158,11 @@ def precisions_elsewhere(problem: Problem) -> Iterator[Change]:
 
 def _under(other: Change, change: Change) -> Change:
     """Return a change under another launcher."""
+    own = change.effect.rpartition(": ")[0]
     return replace(
         change,
         words=f"{change.words} under {other.problem.launcher}",
-        effect=_ON_ALL if other.effect == _ON_ALL else change.effect,
+        effect=f"{own}, and {_ON_ALL}" if other.effect == _ON_ALL else change.effect,
         settings={**other.settings, **change.settings},
     )
 
