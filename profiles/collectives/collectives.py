@@ -154,7 +154,7 @@ class Group:
         whole = (island % period == 0.0) | ((island % stride == 0.0) & (period % island == 0.0))
         odd = np.flatnonzero(~whole & (stride < island) & (size > 1.0) & (self.world > island))
         if len(odd):
-            groups = np.minimum(self.world[odd] // period[odd], island)
+            groups = np.clip(self.world[odd] // period[odd], 1.0, island)
             keys = np.stack([size[odd], stride[odd], groups], axis=1).astype(np.intp)
             every, which = np.unique(keys, axis=0, return_inverse=True)
             fewest = [_fewest_together(*key, int(island)) for key in every.tolist()]

@@ -506,9 +506,13 @@ def with_remedies(
     machines = remedies_in_order([*chain(*hardware)], most=_MOST)
     software = remedies_in_order(cheap, adapters, work, most=_MOST - len(machines))
     if settle is not None:
-        listed = {id(one) for one in (*software, *machines)}
+        listed = {id(one): replace(one, at_least=True) for one in (*software, *machines)}
+        with watch.cut():
+            for one in (*software, *machines):
+                look()
+                listed[id(one)] = settle(change_of[id(one)], one)
         cheap, adapters, work, *hardware = (
-            [settle(change_of[id(one)], one) for one in group if id(one) in listed] for group in groups
+            [listed[id(one)] for one in group if id(one) in listed] for group in groups
         )
         machines = remedies_in_order([*chain(*hardware)], most=_MOST)
         software = remedies_in_order(cheap, adapters, work, most=_MOST - len(machines))

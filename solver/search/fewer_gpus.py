@@ -31,6 +31,7 @@ from meshwright.solver.search.frontier import NO_RIVALS, Rivals
 from meshwright.solver.search.gpu_seconds import LeastPasses, PlainRows, least_gpu_s, least_passes
 from meshwright.solver.search.priced_space import Room, have_room, states_fit
 from meshwright.solver.space.enumerate import (
+    FEW_OUTER,
     LARGE_OUTER,
     MANY_OUTER,
     MOST_OUTER,
@@ -148,12 +149,14 @@ def _searched_first(
     likely_s: Callable[[Problem], float],
 ) -> int | None:
     """Return the number of GPUs that is searched before all of them; None: those come first."""
-    if watch.left_s < _UNHURRIED_S:
+    rows = estimated_outer(problem) * (1 + len(ways))
+    if watch.left_s < _UNHURRIED_S or rows <= FEW_OUTER or not numbers_of_gpus(problem):
         return None
     if _are_crowded(problem):
-        return _quickest(problem, profile, ways)
-    large = estimated_outer(problem) * (1 + len(ways)) > MANY_OUTER
-    return _sharing_best(problem, likely_s) if large else None
+        with watch.cut():
+            return _quickest(problem, profile, ways)
+        return None
+    return _sharing_best(problem, likely_s) if rows > MANY_OUTER else None
 
 
 def _sharing_best(problem: Problem, likely_s: Callable[[Problem], float]) -> int | None:

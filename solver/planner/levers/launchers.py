@@ -109,6 +109,7 @@ def _of_launcher(
                 searches,
                 likely=turn.likely,
                 passes=turn.passes,
+                by_likely=True,
             )
         if not proved:
             plans = plans_near(problem, change, profile, answer, saved=saved, known=known)

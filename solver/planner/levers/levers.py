@@ -130,7 +130,7 @@ def levers_of(
         found += neighbours(own, profile, answer, find)
         found += relaid(own, answer, recipes, find)
         found += saving_energy(ranked, profile, answer)
-    return in_order(_without_batches(problem, [*found, *packaged(problem, answer)]))
+    return in_order(_without_batches(problem, [*found, *packaged(problem, profile, answer)]))
 
 
 def _under_others(problem: Problem, profile: Profile, answer: Answer, *, looks: int) -> Iterator[Lever]:
@@ -252,6 +252,6 @@ def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch
         found += of_launchers_without_room(own, answer, find)
         found += relaid(own, answer, [*published(own, profile, answer)], find)
         found += neighbours(own, profile, answer, find)
-    found = [*_without_batches(problem, [*found, *packaged(problem, answer)])]
+    found = [*_without_batches(problem, [*found, *packaged(problem, profile, answer)])]
     every = [one for one in found if one.saves > worth_of(one.kind)]
     return tuple(sorted(every, key=lambda one: (-one.saves, one.change)))

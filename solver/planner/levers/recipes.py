@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from meshwright.profiles.profile import Profile
 from meshwright.profiles.switches import EVERY_SWITCH
-from meshwright.solver.answer import Answer, Lever
+from meshwright.solver.answer import Answer, Lever, settled_problem
 from meshwright.solver.clock import look
 from meshwright.solver.planner.levers.change import Best, Change, Find, as_lever, time_per_token
 from meshwright.solver.planner.recipes import WORTH_OF_A_RECIPE, fastest_recipe, has_recipes, in_words
@@ -49,7 +49,7 @@ def relaid(
         yield as_lever(problem, answer, change, plans[0]) if plans else lever
 
 
-def packaged(problem: Problem, answer: Answer) -> Iterator[Lever]:
+def packaged(problem: Problem, profile: Profile, answer: Answer) -> Iterator[Lever]:
     """Yield the plans behind the ranking as levers: they need a package that the request does not allow."""
     for plan in answer.plans:
         if not plan.ranked and plan.needs:
@@ -60,5 +60,7 @@ def packaged(problem: Problem, answer: Answer) -> Iterator[Lever]:
                 problem=problem,
                 settings={"search.allow": [EVERY_SWITCH]},
             )
-            best = Best(plan.config, plan.prediction, problem, proved=answer.is_optimal)
+            way = settled_problem(plan, problem)
+            own = profile_of_variant(way, profile)
+            best = Best(plan.config, plan.prediction, way, own, proved=answer.is_optimal)
             yield as_lever(problem, answer, change, best)

@@ -93,17 +93,18 @@ def first_proved(
     *,
     likely: Sequence[int],
     passes: Sequence[LeastPasses] = (),
+    by_likely: bool = False,
 ) -> Found:
     """Return what ``fastest_within`` finds within limited work, and no plan where it is not proved.
 
-    Of many candidates the ``likely`` numbers of GPUs are searched alone, if there are any. A plan on all
-    GPUs is a lower bound where the work ends before fewer were searched. How soon a plan is found depends
-    on the machine.
+    Of many candidates, or of all if ``by_likely``, the ``likely`` numbers of GPUs are searched alone, if
+    there are any. A plan on all GPUs is a lower bound where the work ends before fewer were searched. How
+    soon a plan is found depends on the machine.
     """
     race = _Race(limit_s)
     with searches.cut():
         if not any(is_too_large(group[0].problem) for group in groups):  # a sample proves nothing
-            race.on_all(groups, passes, likely)
+            race.on_all(groups, passes, likely, by_likely=by_likely)
     if not race.proved or searches.interrupted():
         return [], False
     with searches.cut():
@@ -160,15 +161,17 @@ class _Race:
         groups: Sequence[Sequence[Variant]],
         passes: Sequence[LeastPasses],
         likely: Sequence[int] = (),
+        *,
+        by_likely: bool = False,
     ) -> None:
-        """Search each group on all GPUs, of many candidates on the ``likely`` numbers if there are any."""
+        """Search each group on all GPUs, or on the ``likely`` numbers: see ``first_proved``."""
         self.proved = bool(groups)
         for every, own in zip_longest(groups, passes):
             least_s = None if own is None or are_few(every[0].problem) else own.of_rows
             group = every if least_s is None else _among_usual(every)
             if likely and may_use_fewer(group[0].problem):
                 of_likely = [replace(one, problem=on_gpus(one.problem, tuple(likely))) for one in group]
-                if not is_small(of_likely[0].problem):
+                if by_likely or not is_small(of_likely[0].problem):
                     group, self.on_every_number = of_likely, False
             self.searched.append((group, Rivals(self.limit_s, self.limit_s, least_s=least_s)))
             self._take(*self.searched[-1])
