@@ -403,8 +403,9 @@ def _offer(lever: Lever, *, saved: str, step_s: float) -> Offer:
 
 
 def _launcher_named(change: str) -> str:
-    """Return ``Accelerate`` of ``launcher accelerate``; other changes as they are."""
-    return launcher_words(change.removeprefix("launcher "))
+    """Return a change with its launcher as its authors write it: ``Accelerate``, not ``accelerate``."""
+    what, under, launcher = change.removeprefix("launcher ").rpartition(" under ")
+    return f"{what}{under}{launcher_words(launcher)}"
 
 
 _PATH = ("cluster.", "workload.", "search.", "model.", "launcher")

@@ -1339,6 +1339,9 @@ def cuts_base(problem: Problem, able: Capabilities) -> bool:
     return problem.workload.base_precision in able.cuts_quantized
 
 
+ON_EVERY_PLAN = "with every model and training"
+
+
 def constraints_of(problem: Problem, able: Capabilities) -> dict[str, str]:
     """Return the constraints on every plan, with what each is for: launcher, training or model.
 
@@ -1358,7 +1361,7 @@ def constraints_of(problem: Problem, able: Capabilities) -> dict[str, str]:
     biased = able.biased_experts_whole and bool(model.expert_bias_parameters())
     of_optimizer = dict(able.optimizer_constraints).get(workload.optimizer, ())
     groups: list[tuple[str, Sequence[str]]] = [
-        ("with every model and training", [text.format(**sizes) for text in able.constraints]),
+        (ON_EVERY_PLAN, [text.format(**sizes) for text in able.constraints]),
         (
             "with stages of the embedding or the head alone",
             able.standalone_constraints * problem.counts_ends,

@@ -689,6 +689,56 @@ def test_where_gpus_are_idle_a_batch_that_more_of_them_share_is_named(
     assert most <= max(one.saves for one in levers) + 0.06
 
 
+TUNED: dict[str, Any] = {"lora_rank": 16, "global_batch_size": 16, "seq_length": 4096}
+PACKED: dict[str, Any] = {
+    "lengths": {"percentiles": {"p50": 128, "p90": 512, "p100": 1024}},
+    "global_batch_size": 32,
+    "seq_length": 1024,
+}
+
+
+def on_node(model: str, gpu: str, each: int, work: Mapping[str, Any]) -> dict[str, Any]:
+    """A request for one plan on a node, that leaves the launcher open."""
+    return {
+        "model": {"name": model},
+        "cluster": {"groups": [{"gpu": gpu, "num_nodes": 1, "gpus_per_node": each}]},
+        "workload": dict(work),
+        "search": {"top_k": 1, "certify": "none"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "each"),
+    [("llama-3.2-3b", "h100-sxm-80gb", 1), pytest.param("llama-3.1-8b", "l40s", 3, marks=seldom)],
+)
+def test_products_of_8_bits_are_named_under_the_launcher_that_they_select(
+    model: str, gpu: str, each: int, tmp_path: Path
+) -> None:
+    """Who asks for them and leaves the launcher open saves hardly more."""
+    raw = on_node(model, gpu, each, TUNED)
+    problem, answer = compared(raw)
+    (named,) = (one for one in answer.levers if one.kind == "precision")
+    asked = parse_problem(pasted(raw, {"workload.precision": "fp8"}))
+    assert (named.settings["launcher"], named.at_least) == (asked.launcher, True)
+    require_saved(raw, problem, replace(answer, levers=(named,)), tmp_path)
+    fastest = ask(asked, default_profile(asked.cluster, asked.priced_as)).ranking[0]
+    saved = 1.0 - per_token(asked, fastest) / per_token(problem, answer.ranking[0])
+    assert named.saves == pytest.approx(saved, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "each"), [("phi-4", "b200-sxm-180gb", 2), ("qwen2.5-7b", "h100-sxm-80gb", 4)]
+)
+def test_a_launcher_of_the_same_stack_without_a_limit_is_named(model: str, gpu: str, each: int) -> None:
+    """Megatron-LM packs micro-batches of one sequence alone, others of its stack any."""
+    raw = on_node(model, gpu, each, PACKED)
+    problem = parse_problem(raw)
+    assert problem.launcher == "megatron-lm"
+    first, _, saved = named_launcher(raw)
+    most = max(saved_under(raw, first, name) for name in launchers_able(problem))
+    assert saved == pytest.approx(most, abs=0.005)
+
+
 def asked_of(
     model: str, cluster: Mapping[str, Any], work: tuple[int, int], launcher: str
 ) -> dict[str, Any]:

@@ -25,21 +25,24 @@ from meshwright.solver.planner.levers.change import (
     worth_s,
 )
 from meshwright.solver.planner.levers.nearby import plans_near
-from meshwright.solver.planner.levers.numerics import bases, of_fewer_bits
+from meshwright.solver.planner.levers.numerics import bases, of_fewer_bits, precisions
 from meshwright.solver.planner.levers.searched import first_proved, groups_of, has_stages, proved_plans
 from meshwright.solver.planner.levers.switches import offload
 from meshwright.solver.planner.variants import Variant
-from meshwright.solver.problem import Problem, may_use_fewer, on_gpus, usable_gpus
+from meshwright.solver.problem import Problem, may_use_fewer, on_gpus, remembered, usable_gpus
 from meshwright.solver.search.gpu_seconds import LeastPasses, least_passes
 from meshwright.solver.space.enumerate import estimated_outer
 from meshwright.solver.space.launcher_choice import launcher_faults, preferred
+from meshwright.solver.space.launcher_rules import ON_EVERY_PLAN, constraints_of
 
 _TARGETS = "workload.lora_targets"
 _ON_ALL = "all linear layers have adapters: results"
 
 
-def launchers(problem: Problem) -> Iterator[Change]:
-    """Yield the other launchers, with what else their files change."""
+@remembered
+def launchers(problem: Problem) -> tuple[Change, ...]:
+    """Return the other launchers, with what else their files change."""
+    found = list[Change]()
     for other in other_launchers(problem):
         here, there = (_reduced_in(one) for one in (problem, other))
         effect, settings = "", dict[str, Any](launcher=other.launcher, **_targets_of(other))
@@ -47,13 +50,16 @@ def launchers(problem: Problem) -> Iterator[Change]:
             effect, settings[_TARGETS] = _ON_ALL, [*ALL_LINEAR]
         elif here != there:
             effect = f"gradients are summed in {there}, not in {here}: numerics"
-        yield Change(
-            kind="launcher",
-            words=f"launcher {other.launcher}",
-            effect=effect,
-            problem=other,
-            settings=settings,
+        found.append(
+            Change(
+                kind="launcher",
+                words=f"launcher {other.launcher}",
+                effect=effect,
+                problem=other,
+                settings=settings,
+            )
         )
+    return tuple(found)
 
 
 def _targets_of(problem: Problem) -> dict[str, list[str]]:
@@ -133,23 +139,61 @@ def of_launchers_without_room(problem: Problem, answer: Answer, find: Find) -> I
             found = list[Lever]()
             for change in alike:
                 look()
-                under = replace(
-                    change,
-                    words=f"{change.words} under {name}",
-                    settings={**other.settings, **change.settings},
-                )
+                under = _under(other, change)
                 plans, _ = find(under)
                 found += [as_lever(problem, answer, under, plan) for plan in plans[:1]]
             yield from sorted(found, key=lambda one: -one.saves)[:1]
 
 
+def precisions_elsewhere(problem: Problem) -> Iterator[Change]:
+    """Yield products in 8 bits under the first launcher that has them, where a request's own has none.
+
+    A user who asks for them alone gets that launcher, if the request names none. Plans nearby are tried
+    under usual switches.
+    """
+    if next(precisions(problem), None) is None:
+        changed = ((other, change) for other in launchers(problem) for change in precisions(other.problem))
+        for other, change in islice(changed, 1):
+            yield replace(_under(other, change), moves_switches=False)
+
+
+def _under(other: Change, change: Change) -> Change:
+    """Return a change under another launcher."""
+    own = change.effect.rpartition(": ")[0]
+    return replace(
+        change,
+        words=f"{change.words} under {other.problem.launcher}",
+        effect=f"{own}, and {_ON_ALL}" if other.effect == _ON_ALL else change.effect,
+        settings={**other.settings, **change.settings},
+    )
+
+
 def of_each_stack(problem: Problem) -> list[Change]:
-    """Return the launchers to try: of each framework the preferred one."""
+    """Return the launchers to try: of each framework the preferred one, or one that limits less."""
     found = dict[str, Change]()
     for one in launchers(problem):
-        if not one.problem.places_stages:
-            found.setdefault(launcher_capabilities(one.problem.launcher).framework, one)
+        if one.problem.places_stages:
+            continue
+        stack = launcher_capabilities(one.problem.launcher).framework
+        known = found.setdefault(stack, one).problem
+        if _limits_as(known, one.problem) and not _limits_as(one.problem, known):
+            found[stack] = one
     return [*found.values()]
+
+
+def _limits_as(other: Problem, problem: Problem) -> bool:
+    """Return whether another launcher has the same stack, and every limit of a request's own.
+
+    Limits on every training are left out: they differ in words rather than in what is fast.
+    """
+    ables = [launcher_capabilities(one.launcher) for one in (problem, other)]
+    if ables[0].framework != ables[1].framework:
+        return False
+    own, others = (
+        {text for text, where in constraints_of(one, able).items() if where != ON_EVERY_PLAN}
+        for one, able in zip((problem, other), ables, strict=True)
+    )
+    return own <= others
 
 
 _FEW_STAGED = 2000  # candidates with stages, over all settings of switches: a search takes about 0.1 s
@@ -203,10 +247,10 @@ def _reduced_in(problem: Problem) -> str:
 def other_launchers(problem: Problem) -> Iterator[Problem]:
     """Yield the question under every other launcher that can express it and may be faster.
 
-    Of the launchers with the same stack it yields those preferred to its own, and those that place stages
-    on unlike nodes. One that has no name for the layers with adapters has them on all linear layers.
+    Of the launchers with the same stack it yields those preferred to its own, those without one of its
+    limits on such a request, and those that place stages on unlike nodes. One that has no name for the
+    layers with adapters has them on all linear layers.
     """
-    own = launcher_capabilities(problem.launcher)
     options = replace(
         problem.options, top_k=1, certify="none", diverse=False, pareto=False, baseline=None
     )  # fmt: skip
@@ -214,9 +258,9 @@ def other_launchers(problem: Problem) -> Iterator[Problem]:
         return
     better = _better(problem)
     for name in preferred(problem)[1]:
-        able, other = launcher_capabilities(name), replace(problem.under(name), options=options)
+        other = replace(problem.under(name), options=options)
         places = other.places_stages and not problem.places_stages
-        alike = able.framework == own.framework and name not in better and not places
+        alike = name not in better and not places and _limits_as(other, problem)
         if name in ("none", problem.launcher) or alike:
             continue
         able_ones = (

@@ -21,6 +21,7 @@ from functools import partial
 from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Answer, Lever
 from meshwright.solver.clock import LOOKS_PER_S, Watch, WorkWatch, look
+from meshwright.solver.configuration import Configuration
 from meshwright.solver.cost.objective import counts_busy
 from meshwright.solver.planner.levers.change import (
     Change,
@@ -31,8 +32,18 @@ from meshwright.solver.planner.levers.change import (
     within_seconds,
     worth_of,
 )
-from meshwright.solver.planner.levers.launchers import launchers, of_launchers, of_launchers_without_room
-from meshwright.solver.planner.levers.nearby import plans_nearby, proved_or_near, with_ends_alone
+from meshwright.solver.planner.levers.launchers import (
+    launchers,
+    of_launchers,
+    of_launchers_without_room,
+    precisions_elsewhere,
+)
+from meshwright.solver.planner.levers.nearby import (
+    plans_near,
+    plans_nearby,
+    proved_or_near,
+    with_ends_alone,
+)
 from meshwright.solver.planner.levers.neighbours import (
     batches,
     batchings,
@@ -113,12 +124,23 @@ def levers_of(
             found += [as_lever(own, answer, change, best) for best in plans[:1]]
         found += one_group_alone(own, profile, answer, seconds=looks / LOOKS_PER_S)
         found += lighter(own, profile, answer, searches)
-        found += of_launchers(own, profile, answer, looks=2 * looks)
+        found += _under_others(own, profile, answer, looks=2 * looks)
         found += of_launchers_without_room(own, answer, find)
         found += neighbours(own, profile, answer, find)
         found += relaid(own, answer, recipes, find)
         found += _by_score(ranked, profile, answer, found, looks=looks)
     return in_order(_without_batches(problem, [*found, *packaged(problem, profile, answer)]))
+
+
+def _under_others(problem: Problem, profile: Profile, answer: Answer, *, looks: int) -> Iterator[Lever]:
+    """Yield other launchers, and products in 8 bits that only they have, near the plans of these."""
+    known = list[Configuration]()
+    for lever in of_launchers(problem, profile, answer, looks=looks):
+        known.append(lever.config)
+        yield lever
+    for change in precisions_elsewhere(problem):
+        plans = plans_near(problem, change, profile, answer, known=known)
+        yield from (as_lever(problem, answer, change, best) for best in plans[:1])
 
 
 def _without_batches(problem: Problem, levers: Iterable[Lever]) -> Iterator[Lever]:
@@ -240,7 +262,7 @@ def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch
             seconds = own.options.time_limit_s
             return in_order(_without_time_levers(ranked, profile, answer, seconds=seconds))
         if ranked.options.objective == "step_time":
-            for change in (*of_fewer_bits(own), *changes_of(own)):
+            for change in (*of_fewer_bits(own), *changes_of(own), *precisions_elsewhere(own)):
                 look()
                 plans, _ = searched_plans(own, change, profile, answer)
                 found += [as_lever(own, answer, change, best) for best in plans[:1]]
