@@ -184,7 +184,8 @@ Find = Callable[[Change], Found]
 def as_lever(problem: Problem, answer: Answer, change: Change, best: Best) -> Lever:
     """Return a change with its plan and what that saves of the first plan's time per token.
 
-    Plans are sought by their step, so that gains by a quantile or of energy are lower bounds.
+    Plans are sought by their step, and under the launcher of the first one, so that gains by a quantile, of
+    energy, or under any launcher are lower bounds.
     """
     first, config, seen = answer.ranking[0], best.config, best.prediction
     now_s, then_s = first.prediction.step_time_s, seen.step_time_s
@@ -205,7 +206,7 @@ def as_lever(problem: Problem, answer: Answer, change: Change, best: Best) -> Le
         gpu_s_per_token=time_per_token(change.problem, config, seen) * config.num_gpus,
         peak_memory_bytes=seen.peak_memory_bytes,
         saves=saved,
-        at_least=not best.proved or by_quantile(answer) or by_energy(answer),
+        at_least=not best.proved or by_quantile(answer) or by_energy(answer) or bool(first.launchers),
     )
 
 

@@ -103,7 +103,7 @@ def levers_of(
         find = partial(proved_plans, own, profile=profile, answer=answer, searches=searches)
         recipes, near = [*published(own, profile, answer)], list[Change]()
         found += [lever for lever, _ in recipes]
-        for change in changes_of(own):
+        for change in _changes_by(ranked, own):
             look()
             if change.problem.places_stages:  # no mesh is near to stages on unlike nodes
                 plans, _ = searched_plans(own, within_seconds(change, looks / LOOKS_PER_S), profile, answer)
@@ -202,6 +202,12 @@ def changes_of(problem: Problem) -> Iterator[Change]:
     yield from launchers(problem)
 
 
+def _changes_by(ranked: Problem, problem: Problem) -> Iterator[Change]:
+    """Return the changes that may save what ranks plans; more GPUs that share a power save time alone."""
+    by_step = ranked.options.objective == "step_time"
+    return (one for one in changes_of(problem) if by_step or one.kind != POWER)
+
+
 def _saves_time(problem: Problem, answer: Answer) -> bool:
     """Return whether levers of every kind are tried, which save time for each token.
 
@@ -232,7 +238,7 @@ def _by_score(
     found, left = list[Lever](), _BY_SCORE * looks
     if problem.options.objective == "step_time":
         return found
-    for change in (*near_batches(problem), *of_fewer_bits(problem), *changes_of(problem)):
+    for change in (*near_batches(problem), *of_fewer_bits(problem), *_changes_by(problem, problem)):
         saved = max((one.saves for one in known if one.settings == change.settings), default=0.0)
         work = WorkWatch(looks=round(left / 2))
         with work.cut():

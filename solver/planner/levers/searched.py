@@ -79,7 +79,11 @@ def by_score(
     plans, _ = fastest_within(groups, within_s, with_fewer=False)
     for best in plans[:1]:
         saved = 1.0 - _score_per_token(best.way, profile, best) / now_s
-        yield replace(as_lever(problem, answer, change, best), saves=saved, at_least=not best.proved)
+        yield replace(
+            as_lever(problem, answer, change, best),
+            saves=saved,
+            at_least=not best.proved or bool(first.launchers),
+        )
 
 
 _ROUNDING = 1e-6  # of a score: what is as good counts as within
