@@ -280,5 +280,6 @@ def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch
         found += relaid(own, answer, [*published(own, profile, answer)], find)
         found += neighbours(own, profile, answer, find)
     found = [*_without_batches(problem, [*found, *packaged(problem, profile, answer)])]
-    every = [one for one in found if one.saves > worth_of(one.kind)]
-    return tuple(sorted(every, key=lambda one: (-one.saves, one.change)))
+    ascending = sorted(found, key=lambda one: one.saves)
+    best = {(one.kind, one.change): one for one in ascending if one.saves > worth_of(one.kind)}
+    return tuple(sorted(best.values(), key=lambda one: (-one.saves, one.change)))
