@@ -50,8 +50,8 @@ def best_s(problem: Problem, *, across: bool) -> float | None:
         own, island = problem.cluster.groups[0].island_gpus, min(problem.cluster.num_gpus, MOST_RANKS)
         wide = replace(problem.options, constraints=(f"tensor_parallel_size > {own}",))
         with (
-            mock.patch.object(rules, "common_island", return_value=island),
-            mock.patch.object(enumerate_space, "common_island", return_value=island),
+            mock.patch.object(rules, "islands_of", return_value=(island,)),
+            mock.patch.object(enumerate_space, "islands_of", return_value=(island,)),
             mock.patch.object(answers, "violations_of_all", return_value=[]),  # which refuses them, too
         ):
             plans = search(replace(problem, options=wide), profile).plans
