@@ -67,7 +67,7 @@ def levers_of(
 ) -> tuple[Lever, ...]:
     """Return the changes that save enough (``worth_of``), the best first; of launchers the fastest alone.
 
-    Where plans are ranked otherwise than by step, changes are searched by what ranks them as well. On the
+    Where plans are ranked by energy, or for each GPU and leave some idle, changes are searched by that. On the
     fewest nodes, changes that save nodes. On unlike nodes, a rounder batch and length.
 
     Args:
@@ -117,7 +117,8 @@ def levers_of(
         found += of_launchers_without_room(own, answer, find)
         found += neighbours(own, profile, answer, find)
         found += relaid(own, answer, recipes, find)
-        found += _by_score(ranked, profile, answer, found, looks=looks)
+        if counts_busy(ranked):  # on as many GPUs the fastest plan takes the fewest hours
+            found += _by_score(ranked, profile, answer, found, looks=looks)
     return in_order(_without_batches(problem, [*found, *packaged(problem, profile, answer)]))
 
 
