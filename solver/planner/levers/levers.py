@@ -78,8 +78,8 @@ def levers_of(
 ) -> tuple[Lever, ...]:
     """Return the changes that save enough (``worth_of``), the best first; of launchers the fastest alone.
 
-    Where plans are ranked otherwise than by step, changes are searched by what ranks them as well. On the
-    fewest nodes, changes that save nodes. On unlike nodes, a rounder batch and length.
+    Where plans are ranked by energy, or for each GPU and leave some idle, changes are searched by that. On
+    the fewest nodes, changes that save nodes. On unlike nodes, a rounder batch and length.
 
     Args:
         problem: the request.
@@ -226,7 +226,7 @@ def _by_score(
 ) -> list[Lever]:
     """Return what saves enough of what plans are ranked by, each by a search of its own.
 
-    Nothing where that is the step, by which the other levers are sought.
+    Nothing where that is the step, or goes with it on as many GPUs: other levers are sought by that.
 
     Args:
         problem: the request under the first plan, with its objective.
@@ -236,7 +236,8 @@ def _by_score(
         looks: looks at the clock of other changes. Each search takes at most half of those left.
     """
     found, left = list[Lever](), _BY_SCORE * looks
-    if problem.options.objective == "step_time":
+    per_gpu = problem.options.objective in PER_GPU and leaves_idle(problem, answer)
+    if not (per_gpu or counts_busy(problem)):
         return found
     for change in (*near_batches(problem), *of_fewer_bits(problem), *_changes_by(problem, problem)):
         saved = max((one.saves for one in known if one.settings == change.settings), default=0.0)
@@ -267,7 +268,7 @@ def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch
         if not _saves_time(ranked, answer):
             seconds = own.options.time_limit_s
             return in_order(_without_time_levers(ranked, profile, answer, seconds=seconds))
-        if ranked.options.objective == "step_time":
+        if not counts_busy(ranked):
             for change in (*of_fewer_bits(own), *changes_of(own), *precisions_elsewhere(own)):
                 look()
                 plans, _ = searched_plans(own, change, profile, answer)
