@@ -31,7 +31,6 @@ from meshwright.solver.search.frontier import NO_RIVALS, Rivals
 from meshwright.solver.search.gpu_seconds import LeastPasses, PlainRows, least_gpu_s, least_passes
 from meshwright.solver.search.priced_space import Room, have_room, states_fit
 from meshwright.solver.space.enumerate import (
-    FEW_OUTER,
     LARGE_OUTER,
     MANY_OUTER,
     MOST_OUTER,
@@ -134,6 +133,7 @@ def at_most_all(
 # Where GPUs are many for the sequences, pipelines run few micro-batches, and numbers of GPUs differ most in
 # how many those are. Bounds by passes name the number to search first, and leave few others.
 _CROWDED = 2  # GPUs for each sequence
+_LITTLE_WORK = 1_000_000  # rows by GPUs: a search of less is over before bounds pay
 _UNHURRIED_S = 10.0  # of the time limit: in less, all GPUs come first
 _MORE_SHARED = 2  # times as many GPUs that share the batch
 _LEAST_USED = 0.5  # of all GPUs
@@ -150,7 +150,8 @@ def _searched_first(
 ) -> int | None:
     """Return the number of GPUs that is searched before all of them; None: those come first."""
     rows = estimated_outer(problem) * (1 + len(ways))
-    if watch.left_s < _UNHURRIED_S or rows <= FEW_OUTER or not numbers_of_gpus(problem):
+    work = rows * usable_gpus(problem)
+    if watch.left_s < _UNHURRIED_S or work <= _LITTLE_WORK or not numbers_of_gpus(problem):
         return None
     if _are_crowded(problem):
         with watch.cut():

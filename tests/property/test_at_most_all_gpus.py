@@ -110,7 +110,7 @@ def test_the_best_step_is_the_least_over_all_numbers_of_nodes_and_never_rises_wi
         # the number that shares the batch best comes first, or the one with the least bound
         for limit in ("MANY_OUTER", "_CROWDED"):
             module = "meshwright.solver.search.fewer_gpus"
-            with patch(f"{module}.{limit}", 0), patch(f"{module}.FEW_OUTER", 0):
+            with patch(f"{module}.{limit}", 0), patch(f"{module}._LITTLE_WORK", 0):
                 other = search(on_nodes(problem, nodes), profile)
             assert other.status == answer.status
             assert steps_s(other)[:1] == pytest.approx(steps_s(answer)[:1], rel=1e-9)

@@ -111,7 +111,7 @@ def crowded(**options: object) -> Problem:
 def test_where_gpus_are_many_for_the_sequences_the_number_with_the_least_bound_is_searched_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fewer_gpus, "FEW_OUTER", 0)  # few candidates are all searched at once
+    monkeypatch.setattr(fewer_gpus, "_LITTLE_WORK", 0)  # few candidates are all searched at once
     problem, asked = crowded(), list[tuple[int, ...]]()
     profile = default_profile(problem.cluster, problem.launcher)
 
@@ -127,7 +127,7 @@ def test_where_gpus_are_many_for_the_sequences_the_number_with_the_least_bound_i
 
 def test_no_number_is_searched_first_where_none_has_a_legal_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three sequences have three replicas, of 8 ranks on 24 GPUs, and tensors stay inside 4."""
-    monkeypatch.setattr(fewer_gpus, "FEW_OUTER", 0)
+    monkeypatch.setattr(fewer_gpus, "_LITTLE_WORK", 0)
     (eights,) = a_cluster(num_nodes=7).groups
     fours = ClusterSpec(name="fours", groups=(replace(eights, gpus_per_node=4, island_gpus=4),))
     problem = a_problem(
