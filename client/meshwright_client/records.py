@@ -380,7 +380,7 @@ class Lever:
     peak_memory_bytes: int
     kind: str = ""  # risk, limits, switch, precision, offload, launcher, batch, nodes, gpus, …
     settings: Mapping[str, Any] = field(default_factory=dict)  # by paths in the request; lists add to it
-    at_least: bool = False  # a lower bound: who asks for it may get a better plan
+    at_least: bool = False  # a search may find a better plan: a gain is at least, a step at most this
     saves: float  # share of the first plan's time per token; of its energy, or nodes, where these are asked
     effect: str = ""  # what it changes; behind a colon: numerics or results. Empty: neither
 

@@ -502,24 +502,24 @@ def with_remedies(
         complete = True
     missing = [*([] if judged else [_OPEN]), *([] if complete else [CUT])]
     found = replace(found, reasons=(*found.reasons, *missing))
-    cheap, adapters, work, *hardware = groups
-    machines = remedies_in_order([*chain(*hardware)], most=_MOST)
-    software = remedies_in_order(cheap, adapters, work, most=_MOST - len(machines))
+    remedies = _in_list(groups)
     if settle is not None:
-        listed = {id(one): replace(one, at_least=True) for one in (*software, *machines)}
+        settled = {id(one): replace(one, at_least=True) for one in remedies}
         with watch.cut():
-            for one in (*software, *machines):
+            for one in remedies:
                 look()
-                listed[id(one)] = settle(change_of[id(one)], one)
-        cheap, adapters, work, *hardware = (
-            [listed[id(one)] for one in group if id(one) in listed] for group in groups
-        )
-        machines = remedies_in_order([*chain(*hardware)], most=_MOST)
-        software = remedies_in_order(cheap, adapters, work, most=_MOST - len(machines))
-    remedies = (*software, *machines)
+                settled[id(one)] = settle(change_of[id(one)], one)
+        remedies = _in_list([[settled[id(one)] for one in group if id(one) in settled] for group in groups])
     if not remedies:
         return found
     return replace(found, remedies=remedies, changes=tuple(remedy.change for remedy in remedies))
+
+
+def _in_list(groups: Sequence[Sequence[Remedy]]) -> tuple[Remedy, ...]:
+    """Return the changes to list, those of software first."""
+    cheap, adapters, work, *hardware = groups
+    machines = remedies_in_order([*chain(*hardware)], most=_MOST)
+    return (*remedies_in_order(cheap, adapters, work, most=_MOST - len(machines)), *machines)
 
 
 def with_accepted(problem: Problem, profile: Profile, found: Infeasibility) -> Infeasibility:

@@ -599,10 +599,8 @@ def _with_packaged(
             if watch.interrupted():
                 warnings.append(f"{watch.ended_by}: plans with {' and '.join(names)} were not searched")
                 break
-            one, ways = (
-                _alone(problem, variant.problem, answer.plans[0], watch),
-                [o.problem for o in others],
-            )
+            one = _alone(problem, variant.problem, answer.plans[0], watch)
+            ways = [other.problem for other in others]
             rivals = Rivals(limit_s, limit_s)
             with watch.cut():
                 one, rivals = _by_passes(one, variant.profile, ways, rivals)

@@ -556,7 +556,7 @@ _UNLIKE_STACKS = (
 )
 _ALL_ADAPTED = (
     "all linear layers have adapters under each launcher. Named alone, one may adapt fewer unless you add "
-    "--lora-targets all-linear"
+    "--lora-target all-linear"
 )
 
 

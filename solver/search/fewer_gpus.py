@@ -82,7 +82,7 @@ def at_most_all(
         watch: the time of all.
         ways: the request under other switches, which are searched with it.
         rivals: plans of other searches that are ranked with these.
-        likely_s: returns a bound on the likely rows on the most GPUs of a problem; ``inf``: none fits.
+        likely_s: returns the least bound of the likely rows of a problem, seconds; ``inf``: none fits.
     """
     searched = partial(_searched, problem, search=search, watch=watch)
     first = _searched_first(problem, profile, watch, ways=ways, likely_s=likely_s)

@@ -177,7 +177,7 @@ class Best:
     proved: bool = True  # no layout of the changed request is faster
 
 
-Found = tuple[list[Best], bool]  # the best first, and whether no plan is better
+Found = tuple[list[Best], bool]  # the best first, and whether they stand without plans nearby
 Find = Callable[[Change], Found]
 
 

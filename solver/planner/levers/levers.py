@@ -5,8 +5,9 @@ Its plan is found a few moves away from the answer's own plans and from the rule
 changed request, which takes milliseconds, and laid out in its fastest split. It has passed the independent
 check, and a search of the changed request finds that plan or a better one, so that the gain is a lower
 bound, and called one (``Lever.at_least``). Changes that free or take much memory are searched, since a
-layout far away may then be best. So are batches where the first plan leaves GPUs idle, offload where it
-recomputes, changes with few candidates (``_is_searched``), and some other launchers (``_of_launcher``).
+layout far away may then be best. So are batches where the first plan leaves GPUs idle, offload where the
+first plan recomputes, changes with few candidates (``_is_searched``), and some other launchers
+(``of_launchers``). What ranks plans otherwise than by step is searched as well (``_by_score``).
 ``every_lever`` searches each change instead, as ``explain --levers`` does.
 
 Work is counted, in configurations and in looks at the clock, so that an answer is the same on every machine

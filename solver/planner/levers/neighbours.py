@@ -61,12 +61,13 @@ def batches(problem: Problem) -> Iterator[Change]:
 
 
 _LIKELY = 2  # batches of those that most GPUs share
+_MOST_FAR = 128  # sequences from the batch to either side
 
 
 def _sharing_most(problem: Problem) -> list[int]:
-    """Return batches nearby that more GPUs share than the request's own, where too few share that."""
+    """Return batches nearby that more GPUs share than the request's own; none where all share that."""
     batch, gpus = problem.workload.global_batch_size, usable_gpus(problem)
-    reach = min(int(_NEAR * batch), _SIZES)
+    reach = min(int(_NEAR * batch), _MOST_FAR)
     own = sharing(batch, gpus)
     if own == gpus:
         return []
@@ -74,9 +75,6 @@ def _sharing_most(problem: Problem) -> list[int]:
     shared = {size: sharing(size, gpus) for size in near}
     more = [size for size in near if shared[size] > own and can_use(problem, shared[size])]
     return sorted(more, key=lambda size: (-shared[size], abs(size - batch)))[:_LIKELY]
-
-
-_SIZES = 128  # of batches to either side
 
 
 _REACH = 16  # a neighbour differs by at most a 16th of the number, and by 1 of a small one

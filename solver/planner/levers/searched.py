@@ -58,7 +58,7 @@ def proved_plans(
     answer: Answer,
     searches: WorkWatch,
 ) -> Found:
-    """Return the same within limited work, and no plan where it is not proved."""
+    """Return the same within limited work, as ``first_proved``."""
     limit_s, likely = worth_s(problem, change, answer), likely_if_idle(problem, change, answer)
     return first_proved(groups_of(change, profile), limit_s, searches, likely=likely)
 
@@ -108,7 +108,7 @@ def first_proved(
     passes: Sequence[LeastPasses] = (),
     by_likely: bool = False,
 ) -> Found:
-    """Return what ``fastest_within`` finds within limited work, and no plan where it is not proved.
+    """Return what ``fastest_within`` finds within limited work, and no plan where all GPUs are not proved.
 
     Of many candidates, or of all if ``by_likely``, the ``likely`` numbers of GPUs are searched alone, if
     there are any. A plan on all GPUs is a lower bound where the work ends before fewer were searched. How
@@ -166,7 +166,7 @@ class _Race:
     searched: list[tuple[Sequence[Variant], Rivals]] = field(default_factory=list)
 
     def best(self) -> list[Best]:
-        """Return the plans, and whether they are proved."""
+        """Return the plans, each marked as proved or not."""
         return [replace(one, proved=self.proved and self.on_every_number) for one in self.plans]
 
     def on_all(
