@@ -575,6 +575,12 @@ def _size_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     yield from _shard_size_faults(config)
 
 
+def _leave_islands(problem: Problem, config: Configuration, ranks: int) -> bool:
+    """Return whether groups of neighbouring ranks cross islands of some node group."""
+    islands = [group.island_gpus for group in problem.cluster.groups]
+    return any(island % ranks and config.num_gpus > island for island in islands)
+
+
 def _tensor_size_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     """Check heads and widths over tensor-parallel ranks, and what stages would have to pass on."""
     model, tp, base = problem.model, config.tensor_parallel_size, problem.workload.base_precision
@@ -601,9 +607,8 @@ def _tensor_size_faults(problem: Problem, config: Configuration) -> Iterator[str
                 f"{name} does not go with {heads} key/value heads": heads % tp and tp % heads
                 for heads in {shape.num_kv_heads for shape in attentions}
             },
-            f"{name} does not divide the GPUs of an island ({ACROSS_ISLANDS.name} is not offered)": any(
-                group.island_gpus % tp and config.num_gpus > group.island_gpus
-                for group in problem.cluster.groups
+            f"{name} does not divide the GPUs of an island ({ACROSS_ISLANDS.name} is not offered)": (
+                _leave_islands(problem, config, tp)
             ),
             f"a {base} model is split by tp = {tp} or ZeRO-{zero}": (
                 base not in ("bf16", "fp32") and (tp > 1 or (zero >= _LARGEST_STAGE and not packed))
@@ -648,9 +653,8 @@ def _expert_size_faults(problem: Problem, config: Configuration) -> Iterator[str
             f"expert_tensor_parallel_size = {etp} does not divide the width {width} of an expert": (
                 width % etp
             ),
-            f"expert_tensor_parallel_size = {etp} does not divide the GPUs of an island": any(
-                group.island_gpus % etp and config.num_gpus > group.island_gpus
-                for group in problem.cluster.groups
+            f"expert_tensor_parallel_size = {etp} does not divide the GPUs of an island": _leave_islands(
+                problem, config, etp
             ),
         }
     )

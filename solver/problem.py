@@ -61,6 +61,7 @@ Objective = Literal[
     "step_time", "tokens_per_s_per_gpu", "gpu_hours_per_token", "energy_per_token", "robust"
 ]
 # Objectives that rate what one GPU does: on as many GPUs a shorter step is as much better.
+POWER_LIMIT = "power_limit_w"  # the switch that limits what a GPU draws
 PER_GPU: tuple[Objective, ...] = ("tokens_per_s_per_gpu", "gpu_hours_per_token")
 Certify = Literal["none", "cp-sat", "cp-sat-all"]
 
@@ -316,7 +317,7 @@ class Problem:
     @property
     def power_limit_w(self) -> float:
         """Return the watts that each GPU may draw; 0: as many as its type."""
-        return float(self.workload.framework_options.get("power_limit_w", 0.0))
+        return float(self.workload.framework_options.get(POWER_LIMIT, 0.0))
 
     @cached_property
     def memory_limit_bytes(self) -> int:
@@ -616,6 +617,16 @@ def under_last_setting(problem: Problem, name: str) -> Problem | None:
         return None
     options = {**work.framework_options, **settings[-1].options}
     return replace(problem, workload=replace(work, framework_options=options))
+
+
+def among_usual(problem: Problem) -> Problem:
+    """Return the problem, searched among its usual candidates alone."""
+    return altered(problem, options=replace(problem.options, usual=True))
+
+
+def for_one_plan(options: SearchOptions) -> SearchOptions:
+    """Return options that ask for the best plan, and nothing beside it."""
+    return replace(options, top_k=1, certify="none", diverse=False, pareto=False, baseline=None)
 
 
 def on_gpus(problem: Problem, numbers: tuple[int, ...]) -> Problem:

@@ -22,7 +22,7 @@ from meshwright.solver.planner.variants import (
 from meshwright.solver.post_training.plan import plan_post_training, whole_digest
 from meshwright.solver.post_training.problem import PostTraining, PostTrainingAnswer
 from meshwright.solver.post_training.training import KnownPrices
-from meshwright.solver.problem import Problem, ShouldStop, problem_digest
+from meshwright.solver.problem import POWER_LIMIT, Problem, ShouldStop, problem_digest
 from meshwright.solver.search.frontier import Rivals
 from meshwright.solver.search.priced_space import have_room
 from meshwright.solver.search.search import search
@@ -98,7 +98,7 @@ class PlannedDurations:
         cluster = self._cluster(whole.cluster, choice)
         if not choice.limit_w:
             return replace(whole, cluster=cluster)
-        options = {**whole.workload.framework_options, "power_limit_w": float(choice.limit_w)}
+        options = {**whole.workload.framework_options, POWER_LIMIT: float(choice.limit_w)}
         workload = replace(whole.workload, framework_options=options)
         return replace(whole, cluster=cluster, workload=workload)
 

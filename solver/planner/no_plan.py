@@ -29,9 +29,10 @@ from meshwright.solver.explain.remedies import (
     with_accepted,
     with_remedies,
 )
+from meshwright.solver.planner.levers.change import WORTH
 from meshwright.solver.planner.levers.nearby import under_best_switches
 from meshwright.solver.planner.variants import Answered, Variant, found_by, searchable, variants_of
-from meshwright.solver.problem import Problem, on_switches, searched_switches, with_batch
+from meshwright.solver.problem import Problem, for_one_plan, on_switches, searched_switches, with_batch
 from meshwright.solver.space.enumerate import estimated_outer
 from meshwright.solver.space.launcher_rules import problem_faults, workload_faults
 
@@ -102,9 +103,6 @@ def with_changed(asked: Problem, one: Answered, watch: Watch, judge: Judge) -> A
     return replace(one, answer=replace(one.answer, infeasible=reasons))
 
 
-_WORTH = 0.99  # of a step: what is hardly faster is as fast
-
-
 def _as_its_command(problem: Problem, plain: Problem, change: ProblemChange, remedy: Remedy) -> Remedy:
     """Return a change with a plan of its own request, whose switches are open.
 
@@ -119,7 +117,7 @@ def _as_its_command(problem: Problem, plain: Problem, change: ProblemChange, rem
     if "search.allow" in change.settings:  # that opens many more settings
         return unsearched
     variants, _ = searchable(variants_of(own, change.profile))
-    ways, within_s = [one.problem for one in variants], _WORTH * remedy.step_time_s
+    ways, within_s = [one.problem for one in variants], (1.0 - WORTH) * remedy.step_time_s
     best = under_best_switches(ways, variants[0].profile, remedy.config, within_s)
     if best is None:
         return unsearched
@@ -143,11 +141,11 @@ def _opened(problem: Problem, plain: Problem, change: ProblemChange) -> Problem:
         changed,
         workload=replace(changed.workload, framework_options=options),
         options=replace(
-            changed.options,
+            for_one_plan(changed.options),
             constraints=tuple(one for one in changed.options.constraints if one in kept),
-            recompute_kinds=(), top_k=1, certify="none", diverse=False, pareto=False, baseline=None,
+            recompute_kinds=(),
         ),
-    )  # fmt: skip
+    )
 
 
 def run_too_late(variants: Sequence[Variant], answer: Answer, watch: Watch) -> Answer:

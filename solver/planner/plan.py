@@ -60,6 +60,7 @@ from meshwright.solver.problem import (
     Progress,
     ShouldStop,
     altered,
+    among_usual,
     changes_of,
     gpu_counts,
     may_use_fewer,
@@ -629,7 +630,7 @@ def _by_passes(
     """Return a problem with many rows for its usual candidates, with a bound on those by their passes."""
     if not is_plain(problem) or not goes_through_usual(problem) or estimated_outer(problem) <= _MANY_ROWS:
         return problem, rivals
-    usual = replace(problem, options=replace(problem.options, usual=True))
+    usual = among_usual(problem)
     return usual, replace(rivals, least_s=least_passes(usual, profile, ways, wide=False).of_rows)
 
 

@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import chain, islice, takewhile
 from math import gcd, inf
 
@@ -43,6 +43,7 @@ from meshwright.solver.space.enumerate import (
 )
 from meshwright.solver.splits import divisors
 
+PassesOf = Callable[[bool], LeastPasses]  # True: of all candidates; False: of the usual ones
 Search = Callable[[Problem, Rivals], Answer]  # on the numbers of GPUs of a problem, given others' plans
 
 _WAVE = 0.75  # of the largest number of a wave: its plans refute most of the numbers behind
@@ -85,13 +86,14 @@ def at_most_all(
         likely_s: returns the least bound of the likely rows of a problem, seconds; ``inf``: none fits.
     """
     searched = partial(_searched, problem, search=search, watch=watch)
-    first = _searched_first(problem, profile, watch, ways=ways, likely_s=likely_s)
+    passes_of = cache(lambda wide: least_passes(problem, profile, ways, wide=wide))
+    first = _searched_first(problem, profile, watch, ways=ways, likely_s=likely_s, passes_of=passes_of)
     if first is None:
         answers, passes = [search(problem, rivals)], None
         if "sample" in answers[0].notes:  # nothing is proved of all GPUs, and smaller spaces are as large
             return answers[0]
     else:
-        answers, passes = _from_fewer(problem, profile, searched, ways=ways, rivals=rivals, first=first)
+        answers, passes = _from_fewer(problem, searched, passes_of, rivals=rivals, first=first)
     known = _to_beat(problem, answers, rivals)
     numbers, counted, each_s = list[int](), False, least_gpu_s(problem, profile, ways)
     has_rows = bool(answers[0].plans) or answers[0].status == "optimal"  # mere rivals' plans are faster
@@ -105,11 +107,11 @@ def at_most_all(
         cheap = usual or problem.model.moe is None  # else all rows of experts are sooner searched
         lacks_bound = passes is None and cheap and known.last_s < inf
         if lacks_bound and _are_crowded(problem):
-            passes = least_passes(problem, profile, ways, wide=not usual)
+            passes = passes_of(not usual)
         others = (number for number in _others(problem, each_s / known.last_s, among) if number != first)
         largest = [*islice(others, 1)]
         if lacks_bound and largest and passes is None:
-            passes = least_passes(problem, profile, ways, wide=not usual)
+            passes = passes_of(not usual)
         if passes is not None:
             each_s = max(each_s, passes.least_gpu_s)
         numbers = [*takewhile(lambda n: n * known.last_s >= each_s, chain(largest, others))]
@@ -147,6 +149,7 @@ def _searched_first(
     *,
     ways: Sequence[Problem],
     likely_s: Callable[[Problem], float],
+    passes_of: PassesOf,
 ) -> int | None:
     """Return the number of GPUs that is searched before all of them; None: those come first."""
     rows = estimated_outer(problem) * (1 + len(ways))
@@ -155,7 +158,7 @@ def _searched_first(
         return None
     if _are_crowded(problem):
         with watch.cut():
-            return _quickest(problem, profile, ways)
+            return _quickest(problem, profile, ways, passes_of(False))
         return None
     return _sharing_best(problem, likely_s) if rows > MANY_OUTER else None
 
@@ -193,10 +196,11 @@ def _floors_s(
     return dict(zip(numbers.tolist(), floor_s.tolist(), strict=True))
 
 
-def _quickest(problem: Problem, profile: Profile, ways: Sequence[Problem]) -> int | None:
+def _quickest(
+    problem: Problem, profile: Profile, ways: Sequence[Problem], passes: LeastPasses
+) -> int | None:
     """Return the number of GPUs with the least bound by passes, if that is below the one of all GPUs."""
-    every, passes = usable_gpus(problem), least_passes(problem, profile, ways, wide=False)
-    fewer = fewer_products(problem)
+    every, fewer = usable_gpus(problem), fewer_products(problem)
     numbers = np.append(every, fewer[fewer >= _LEAST_USED * every])
     plain = PlainRows.of(problem, ways, numbers, passes, wide=False)
     fit = np.flatnonzero(states_fit(problem, plain.columns, profile))
@@ -207,13 +211,7 @@ def _quickest(problem: Problem, profile: Profile, ways: Sequence[Problem]) -> in
 
 
 def _from_fewer(
-    problem: Problem,
-    profile: Profile,
-    searched: Callable[..., Answer],
-    *,
-    ways: Sequence[Problem],
-    rivals: Rivals,
-    first: int,
+    problem: Problem, searched: Callable[..., Answer], passes_of: PassesOf, *, rivals: Rivals, first: int
 ) -> tuple[list[Answer], LeastPasses | None]:
     """Return the answers on all GPUs and on ``first`` ones, whose plans refute most rows on all of them.
 
@@ -226,7 +224,7 @@ def _from_fewer(
     usual, passes = fewer.space == "usual", None
     known = _to_beat(problem, [replace(fewer, plans=()), fewer], rivals)
     if usual and known.last_s < inf:
-        passes = least_passes(problem, profile, ways, wide=False)
+        passes = passes_of(False)
         known = replace(known, least_s=passes.of_rows)
     numbers = numbers_of_gpus(problem)
     of_all = searched(numbers, known, usual=usual)

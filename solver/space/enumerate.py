@@ -273,14 +273,20 @@ def _plain_blocks(
         yield some, _outer_of(problem, meshes, some, wide=wide)
 
 
-def _may_be_legal(problem: Problem, num_gpus: int, rules: Sequence[Rule]) -> bool:
+@remembered
+def _rules_of_plain(problem: Problem) -> tuple[Rule, ...]:
+    """Return the rules on columns that widened rows and chunkings share with their plain row."""
+    return tuple(rule for rule in rules_of(problem) if {*CHANGED, *OF_CHUNKS}.isdisjoint(rule.reads))
+
+
+def _may_be_legal(problem: Problem, num_gpus: int) -> bool:
     """Return whether a row may be legal on so many GPUs; False is a proof, long before all are written.
 
     Only rules on columns that widened rows and chunkings share with their plain row are asked about.
     """
-    asked = tuple(rule for rule in rules if {*CHANGED, *OF_CHUNKS}.isdisjoint(rule.reads))
+    rules = _rules_of_plain(problem)
     return any(
-        outer_legal(asked, plain).any()
+        outer_legal(rules, plain).any()
         for wide in (False, True)  # mostly one of the few usual rows is
         for batch in batch_sizes(problem)
         for _, plain in _plain_blocks(with_batch(problem, batch), (num_gpus,), wide=wide)
@@ -288,11 +294,8 @@ def _may_be_legal(problem: Problem, num_gpus: int, rules: Sequence[Rule]) -> boo
 
 
 def plain_rows(problem: Problem, numbers: IntArray, *, wide: bool) -> Columns:
-    """Return the one-chunk rows of numbers of GPUs, before they are widened, that may have a legal row.
-
-    Asked are rules on columns that widened rows and chunkings share with their plain row.
-    """
-    rules = tuple(rule for rule in rules_of(problem) if {*CHANGED, *OF_CHUNKS}.isdisjoint(rule.reads))
+    """Return the one-chunk rows of numbers of GPUs, before they are widened, that may have a legal row."""
+    rules = _rules_of_plain(problem)
     meshes, found = _meshes(problem, numbers, wide=wide), [Columns.nothing()]
     for batch in batch_sizes(problem):
         own = with_batch(problem, batch)
@@ -552,7 +555,7 @@ def _is_legal_on(problem: Problem, num_gpus: int, *, rules: tuple[Rule, ...]) ->
         return True  # of most numbers; else all rows are looked at
     here = on_gpus(problem, (num_gpus,))
     asked = _Asked(legal_only=True, whole_too_large=partial(is_too_large, here, wide=True))
-    may_be = _may_be_legal(problem, num_gpus, rules)
+    may_be = _may_be_legal(problem, num_gpus)
     return may_be and _of_counts(here, (num_gpus,), rules, asked).num_legal > 0
 
 
@@ -564,11 +567,11 @@ def fewer_gpus(
     Numbers that the launcher can start, numbers where no legal row uses all GPUs of as many nodes, and
     numbers of other variants. ``among`` returns those that are looked at.
     """
-    able, rules, also = _may_be_used(problem), rules_of(problem), problem.options.also_gpus
+    able, also = _may_be_used(problem), problem.options.also_gpus
     products = fewer_products(problem)
     for num_gpus in among(products[products >= least]).tolist():
         look()
-        if (num_gpus in also or able(num_gpus)) and _may_be_legal(problem, num_gpus, rules):
+        if (num_gpus in also or able(num_gpus)) and _may_be_legal(problem, num_gpus):
             yield num_gpus
 
 
@@ -623,7 +626,7 @@ def enumerate_space(
         if _are_enough([space.num_gpus for space in found], num_gpus):
             break
         look()
-        if not _may_be_legal(problem, num_gpus, rules):
+        if not _may_be_legal(problem, num_gpus):
             continue
         fewer = _of_counts(problem, (num_gpus,), rules, asked)
         if fewer.num_legal:
@@ -649,7 +652,7 @@ def numbers_of_gpus(problem: Problem) -> tuple[int, ...]:
             break
         look()
         found = _is_seen_legal_on(problem, num_gpus, rules)  # of most numbers; else all are looked at
-        if not (found or _may_be_legal(problem, num_gpus, rules)):
+        if not (found or _may_be_legal(problem, num_gpus)):
             continue
         if not found and num_gpus == counts[0] and is_too_large(problem):  # a sample of it is searched
             return counts
@@ -681,7 +684,7 @@ def _estimate(problem: Problem, wide: bool) -> tuple[float, tuple[int, ...]]:
         look()
         if _are_enough(legal, num_gpus) or counts[0] in legal or total > _MOST_WRITTEN:
             break
-        if num_gpus not in counts and not _may_be_legal(problem, num_gpus, rules):
+        if num_gpus not in counts and not _may_be_legal(problem, num_gpus):
             continue
         each, some = _estimated_on(problem, (num_gpus,), wide=wide)
         total += float(each[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress, islice
 from math import inf
@@ -18,11 +18,14 @@ from meshwright.solver.explain.reference import switches_of
 from meshwright.solver.planner.recipes import WORTH_OF_A_RECIPE
 from meshwright.solver.problem import (
     PER_GPU,
+    POWER_LIMIT,
     Problem,
     allows_nodes_of,
     can_start,
+    for_one_plan,
     gpu_counts,
     may_use_fewer,
+    on_gpus,
     usable_gpus,
     with_changes,
 )
@@ -30,7 +33,7 @@ from meshwright.solver.space.enumerate import fewer_gpus
 from meshwright.solver.space.request_rules import counts_kept
 from meshwright.solver.splits import divisors
 
-POWER_LIMIT = "power_limit_w"
+ROUNDING = 1e-6  # of a score: what is as good counts as within
 WORTH = 0.01  # of the first plan's time for each token must a change save to be named
 _WORTH_OF = {
     "neighbour": 0.03,  # a batch or length beside the request's own
@@ -88,10 +91,7 @@ def under_first(problem: Problem, answer: Answer, *, by_step: bool = True) -> Pr
     """
     first = answer.ranking[0]
     own = problem.under(first.launchers[0]) if first.launchers else problem
-    options = replace(
-        own.options, top_k=1, certify="none", diverse=False, pareto=False, baseline=None,
-        deadline_days=None, batch_sizes=(),
-    )  # fmt: skip
+    options = replace(for_one_plan(own.options), deadline_days=None, batch_sizes=())
     work = replace(own.workload, global_batch_size=first.config.global_batch_size)
     if by_step and (options.objective in PER_GPU or by_energy(answer)):
         limits = (*options.constraints, f"num_gpus == {first.config.num_gpus}")
@@ -116,6 +116,11 @@ def likely_numbers(problem: Problem, answer: Answer) -> list[int]:
     shared = sharing(problem.workload.global_batch_size, named[0])
     may = [shared] if can_use(problem, shared) else []
     return [*dict.fromkeys((first, *named, *may))]
+
+
+def on_likely(problem: Problem, likely: Sequence[int]) -> Problem:
+    """Return a request on its likely numbers of GPUs, if there are any and it may use fewer than all."""
+    return on_gpus(problem, tuple(likely)) if likely and may_use_fewer(problem) else problem
 
 
 def likely_if_idle(problem: Problem, change: Change, answer: Answer) -> list[int]:
@@ -208,6 +213,11 @@ def as_lever(problem: Problem, answer: Answer, change: Change, best: Best) -> Le
         saves=saved,
         at_least=not best.proved or by_quantile(answer) or by_energy(answer) or bool(first.launchers),
     )
+
+
+def levers_of_best(problem: Problem, answer: Answer, change: Change, plans: Sequence[Best]) -> list[Lever]:
+    """Return the lever of the best plan of a change; [] without a plan."""
+    return [as_lever(problem, answer, change, best) for best in plans[:1]]
 
 
 def worth_s(problem: Problem, change: Change, answer: Answer, saved: float = 0.0) -> float:

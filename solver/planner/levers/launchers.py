@@ -21,7 +21,9 @@ from meshwright.solver.planner.levers.change import (
     Change,
     Find,
     as_lever,
+    levers_of_best,
     likely_if_idle,
+    on_likely,
     worth_s,
 )
 from meshwright.solver.planner.levers.nearby import plans_near
@@ -29,7 +31,7 @@ from meshwright.solver.planner.levers.numerics import bases, of_fewer_bits, prec
 from meshwright.solver.planner.levers.searched import first_proved, groups_of, has_stages, proved_plans
 from meshwright.solver.planner.levers.switches import offload
 from meshwright.solver.planner.variants import Variant
-from meshwright.solver.problem import Problem, may_use_fewer, on_gpus, remembered, usable_gpus
+from meshwright.solver.problem import Problem, for_one_plan, remembered, usable_gpus
 from meshwright.solver.search.gpu_seconds import LeastPasses, least_passes
 from meshwright.solver.space.enumerate import estimated_outer
 from meshwright.solver.space.launcher_choice import launcher_faults, preferred
@@ -121,7 +123,7 @@ def _of_launcher(
         best = launchers[0]
     if best is not None:
         plans, _ = proved_plans(problem, best, profile, answer, searches)
-        yield from (as_lever(problem, answer, best, plan) for plan in plans[:1])
+        yield from levers_of_best(problem, answer, best, plans)
 
 
 def of_launchers_without_room(problem: Problem, answer: Answer, find: Find) -> Iterator[Lever]:
@@ -141,7 +143,7 @@ def of_launchers_without_room(problem: Problem, answer: Answer, find: Find) -> I
                 look()
                 under = _under(other, change)
                 plans, _ = find(under)
-                found += [as_lever(problem, answer, under, plan) for plan in plans[:1]]
+                found += levers_of_best(problem, answer, under, plans)
             yield from sorted(found, key=lambda one: -one.saves)[:1]
 
 
@@ -218,8 +220,7 @@ class _Turn:
     def has_few(self) -> bool:
         """Return whether so few candidates are searched whatever their bound."""
         first = self.groups[0][0].problem
-        searched = on_gpus(first, tuple(self.likely)) if self.likely and may_use_fewer(first) else first
-        outer, staged = estimated_outer(searched), has_stages(first)
+        outer, staged = estimated_outer(on_likely(first, self.likely)), has_stages(first)
         if staged and outer * sum(map(len, self.groups)) <= _FEW_STAGED:
             return True
         return (self.bound_s > 0.0 or not staged) and outer <= _FEW_BOUNDED
@@ -251,12 +252,9 @@ def other_launchers(problem: Problem) -> Iterator[Problem]:
     limits on such a request, and those that place stages on unlike nodes. One that has no name for the
     layers with adapters has them on all linear layers.
     """
-    options = replace(
-        problem.options, top_k=1, certify="none", diverse=False, pareto=False, baseline=None
-    )  # fmt: skip
     if problem.launcher == "any":
         return
-    better = _better(problem)
+    better, options = _better(problem), for_one_plan(problem.options)
     for name in preferred(problem)[1]:
         other = replace(problem.under(name), options=options)
         places = other.places_stages and not problem.places_stages

@@ -26,9 +26,9 @@ from meshwright.solver.configuration import Configuration
 from meshwright.solver.cost.objective import counts_busy
 from meshwright.solver.planner.levers.change import (
     Change,
-    as_lever,
     in_order,
     leaves_idle,
+    levers_of_best,
     under_first,
     within_seconds,
     worth_of,
@@ -98,7 +98,7 @@ def levers_of(
     ranked = under_first(problem, answer, by_step=False)
     with watch.cut():
         if not _saves_time(ranked, answer):
-            return in_order(_without_time_levers(ranked, profile, answer, seconds=looks / LOOKS_PER_S))
+            return in_order(_without_time_levers(ranked, profile, answer, looks=looks))
         searches = WorkWatch(looks=looks)
         alone = {kind: WorkWatch(looks=looks) for kind in ("batch", OFFLOAD)}
         find = partial(proved_plans, own, profile=profile, answer=answer, searches=searches)
@@ -120,9 +120,9 @@ def levers_of(
             else:
                 plans = []
                 near.append(change)
-            found += [as_lever(own, answer, change, best) for best in plans[:1]]
+            found += levers_of_best(own, answer, change, plans)
         for change, plans in zip(near, plans_nearby(own, near, profile, answer), strict=True):
-            found += [as_lever(own, answer, change, best) for best in plans[:1]]
+            found += levers_of_best(own, answer, change, plans)
         found += one_group_alone(own, profile, answer, seconds=looks / LOOKS_PER_S)
         found += lighter(own, profile, answer, searches)
         found += _under_others(own, profile, answer, looks=2 * looks)
@@ -141,7 +141,7 @@ def _under_others(problem: Problem, profile: Profile, answer: Answer, *, looks: 
         yield lever
     for change in precisions_elsewhere(problem):
         plans = plans_near(problem, change, profile, answer, known=known)
-        yield from (as_lever(problem, answer, change, best) for best in plans[:1])
+        yield from levers_of_best(problem, answer, change, plans)
 
 
 def _without_batches(problem: Problem, levers: Iterable[Lever]) -> Iterator[Lever]:
@@ -182,13 +182,13 @@ def has_levers(problem: Problem, answer: Answer) -> bool:
     one_batch = options.deadline_days is None and not options.batch_sizes
     if options.gpus == "fewest":
         return one_batch and len(problem.cluster.groups) == 1
-    by_energy = counts_busy(problem) and one_batch
+    energy_alone = counts_busy(problem) and one_batch
     by_step = options.objective in ("step_time", "robust") or (
         options.objective in PER_GPU and not options.num_nodes
     )
     if problem.places_stages:
         return options.objective == "step_time" and not options.batch_sizes
-    return (by_step or by_energy) and not problem.cluster.differs
+    return (by_step or energy_alone) and not problem.cluster.differs
 
 
 def changes_of(problem: Problem) -> Iterator[Change]:
@@ -250,13 +250,14 @@ def _by_score(
 
 
 def _without_time_levers(
-    problem: Problem, profile: Profile, answer: Answer, *, seconds: float
+    problem: Problem, profile: Profile, answer: Answer, *, looks: float
 ) -> Iterator[Lever]:
+    """Return what saves nodes, what ranks plans, or rounder numbers on unlike nodes."""
     if problem.places_stages:
-        return rounder_on_unlike_nodes(problem, profile, answer, seconds=seconds)
+        return rounder_on_unlike_nodes(problem, profile, answer, seconds=looks / LOOKS_PER_S)
     if problem.options.gpus == "fewest":
         return saving_nodes(problem, profile, answer)
-    return iter(_by_score(problem, profile, answer, looks=seconds * LOOKS_PER_S))
+    return iter(_by_score(problem, profile, answer, looks=looks))
 
 
 def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -> tuple[Lever, ...]:
@@ -266,16 +267,16 @@ def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch
     own, found = under_first(problem, answer), list[Lever]()
     ranked = under_first(problem, answer, by_step=False)
     with watch.cut():
+        looks = own.options.time_limit_s * LOOKS_PER_S
         if not _saves_time(ranked, answer):
-            seconds = own.options.time_limit_s
-            return in_order(_without_time_levers(ranked, profile, answer, seconds=seconds))
+            return in_order(_without_time_levers(ranked, profile, answer, looks=looks))
         if not counts_busy(ranked):
             for change in (*of_fewer_bits(own), *changes_of(own), *precisions_elsewhere(own)):
                 look()
                 plans, _ = searched_plans(own, change, profile, answer)
-                found += [as_lever(own, answer, change, best) for best in plans[:1]]
+                found += levers_of_best(own, answer, change, plans)
         else:
-            found += _by_score(ranked, profile, answer, looks=own.options.time_limit_s * LOOKS_PER_S)
+            found += _by_score(ranked, profile, answer, looks=looks)
         found += one_group_alone(own, profile, answer, seconds=own.options.time_limit_s)
         find = partial(searched_plans, own, profile=profile, answer=answer)
         found += of_launchers_without_room(own, answer, find)

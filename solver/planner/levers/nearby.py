@@ -91,13 +91,10 @@ def plans_nearby(
                 every_way = variants_of(changed, profile_of_variant(changed, profile))
                 ways += [one.problem for one in every_way if one.problem not in ways]
             starts = _starts(problem, changed, answer, known) if ways else []
+            words = _opened(problem, changed)
             for way in ways:
-                one = _Descent(
-                    way=way,
-                    profile=profile_of_variant(way, profile),
-                    rules=rules_of(way),
-                    words=_opened(problem, changed),
-                )
+                own = profile_of_variant(way, profile)
+                one = _Descent(way=way, profile=own, rules=rules_of(way), words=words)
                 every[-1].append(one)
                 rounds.append(_Round(one, starts[:1], starts))
     _move_on(rounds)

@@ -14,9 +14,9 @@ from meshwright.solver.planner.levers.change import (
     WORTH,
     Change,
     Find,
-    as_lever,
     can_use,
     leaves_idle,
+    levers_of_best,
     sharing,
     within_seconds,
 )
@@ -34,7 +34,7 @@ def rounder_on_unlike_nodes(
     for change in changes:
         look()
         plans, _ = searched_plans(problem, within_seconds(change, seconds), profile, answer)
-        yield from (as_lever(problem, answer, change, one) for one in plans[:1])
+        yield from levers_of_best(problem, answer, change, plans)
 
 
 _NEAR = 0.25  # of the batch: how far a neighbour that divides better may be
@@ -109,7 +109,7 @@ def neighbours(problem: Problem, profile: Profile, answer: Answer, find: Find) -
 
     def lever_of(change: Change) -> Iterator[Lever]:
         plans = proved_or_near(problem, change, profile, answer, find)
-        yield from (as_lever(problem, answer, change, one) for one in plans[:1])
+        yield from levers_of_best(problem, answer, change, plans)
 
     def distance(lever: Lever) -> int:
         return sum(abs(int(lever.settings[path]) - own[path]) for path in lever.settings)

@@ -14,14 +14,29 @@ from meshwright.solver.answer import Answer, Lever
 from meshwright.solver.check import violations_of_all
 from meshwright.solver.clock import WorkWatch, look
 from meshwright.solver.explain.reference import switches_of
-from meshwright.solver.planner.levers.change import WORTH, Best, Change, as_lever, likely_if_idle, worth_s
+from meshwright.solver.planner.levers.change import (
+    ROUNDING,
+    WORTH,
+    Best,
+    Change,
+    as_lever,
+    likely_if_idle,
+    worth_s,
+)
 from meshwright.solver.planner.levers.nearby import plans_near
 from meshwright.solver.planner.levers.searched import first_proved, groups_of, is_small, proved_plans
 from meshwright.solver.planner.levers.switches import GRADIENTS, under_switch
 from meshwright.solver.planner.recipes import STATES
 from meshwright.solver.planner.variants import Variant
 from meshwright.solver.predict import predict_all, profile_of_variant
-from meshwright.solver.problem import Problem, Workload, left_closed, searched_switches, with_changes
+from meshwright.solver.problem import (
+    Problem,
+    Workload,
+    among_usual,
+    left_closed,
+    searched_switches,
+    with_changes,
+)
 from meshwright.solver.space.launcher_rules import with_recipe
 from meshwright.solver.space.rules import rules_of
 
@@ -163,14 +178,11 @@ def lighter(problem: Problem, profile: Profile, answer: Answer, searches: WorkWa
             else:
                 groups = _around(problem, change, profile, answer, plans=plans[:1], limits=limits)
             likely = likely_if_idle(problem, change, answer)
-            found, known = first_proved(groups, (1.0 + _ROUNDING) * limit_s, searches, likely=likely)
+            found, known = first_proved(groups, (1.0 + ROUNDING) * limit_s, searches, likely=likely)
             near = found or near if known else plans_near(problem, change, profile, answer)
         for best in near[:1]:
-            close = (
-                bool(plans)
-                and best.prediction.step_time_s <= (1.0 + WORTH) * plans[0].prediction.step_time_s
-            )
-            sure = best.proved and (is_small(change.problem) or (proved and not more and close))
+            close = best.prediction.step_time_s <= (1.0 + WORTH) * least_s
+            sure = best.proved and (is_small(change.problem) or (close and not more))
             lever = as_lever(problem, answer, change, replace(best, proved=sure))
             saved = max(saved, lever.saves)
             yield lever
@@ -187,7 +199,6 @@ def worth_both(levers: Sequence[Lever]) -> list[Lever]:
 
 
 _ALIKE = 1e-3  # of a step: as long as
-_ROUNDING = 1e-6  # of a step: what is as long counts as within
 
 
 def _legal_under(change: Change, lightest: Change) -> tuple[str, ...]:
@@ -241,8 +252,7 @@ def _around(
         sizes = [getattr(one, name) for one in configs]
         box += (f"{min(sizes)} <= 2 * {name}", f"{name} <= {2 * max(sizes)}")
     boxed = _limited(change, (*box, *limits))
-    options = replace(boxed.problem.options, usual=True)
-    boxed = replace(boxed, problem=replace(boxed.problem, options=options))
+    boxed = replace(boxed, problem=among_usual(boxed.problem))
     known, groups = [chosen(one) for one in ways], groups_of(boxed, profile)
     of_known = ([one for one in some if chosen(one.problem.workload) in known] for some in groups)
     return [some for some in of_known if some]

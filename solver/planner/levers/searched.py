@@ -11,6 +11,7 @@ from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Answer, Lever, Plan, settled_problem
 from meshwright.solver.clock import WorkWatch, look
 from meshwright.solver.planner.levers.change import (
+    ROUNDING,
     WORTH,
     Best,
     Change,
@@ -18,6 +19,7 @@ from meshwright.solver.planner.levers.change import (
     as_lever,
     leaves_idle,
     likely_if_idle,
+    on_likely,
     sharing,
     worth_of,
     worth_s,
@@ -32,7 +34,7 @@ from meshwright.solver.planner.variants import (
     variants_of,
 )
 from meshwright.solver.predict import profile_of_variant
-from meshwright.solver.problem import Problem, may_use_fewer, on_gpus, usable_gpus
+from meshwright.solver.problem import Problem, among_usual, may_use_fewer, on_gpus, usable_gpus
 from meshwright.solver.search.fewer_gpus import waves
 from meshwright.solver.search.frontier import Rivals
 from meshwright.solver.search.gpu_seconds import LeastPasses
@@ -73,7 +75,7 @@ def by_score(
     look()
     first = answer.ranking[0]
     now_s = _score_per_token(settled_problem(first, problem), profile, first)
-    share = (1.0 + _ROUNDING) * (1.0 - max(worth_of(change.kind), saved))
+    share = (1.0 + ROUNDING) * (1.0 - max(worth_of(change.kind), saved))
     within_s = share * now_s * _tokens(change.problem)
     groups = searched_together([one for some in groups_of(change, profile) for one in some])
     plans, _ = fastest_within(groups, within_s, with_fewer=False)
@@ -84,9 +86,6 @@ def by_score(
             saves=saved,
             at_least=not best.proved or bool(first.launchers),
         )
-
-
-_ROUNDING = 1e-6  # of a score: what is as good counts as within
 
 
 def _score_per_token(problem: Problem, profile: Profile, plan: Plan | Best) -> float:
@@ -181,9 +180,11 @@ class _Race:
         self.proved = bool(groups)
         for every, own in zip_longest(groups, passes):
             least_s = None if own is None or are_few(every[0].problem) else own.of_rows
-            group = every if least_s is None else _among_usual(every)
+            group = every
+            if least_s is not None:
+                group = [replace(one, problem=among_usual(one.problem)) for one in every]
             if likely and may_use_fewer(group[0].problem):
-                of_likely = [replace(one, problem=on_gpus(one.problem, tuple(likely))) for one in group]
+                of_likely = [replace(one, problem=on_likely(one.problem, likely)) for one in group]
                 if by_likely or not is_small(of_likely[0].problem):
                     group, self.on_every_number = of_likely, False
             self.searched.append((group, Rivals(self.limit_s, self.limit_s, least_s=least_s)))
@@ -232,11 +233,3 @@ _FEW_WITH_STAGES = 1000  # candidates with stages: a search in 8 bits takes abou
 def is_small(problem: Problem) -> bool:
     """Return whether there are few candidates."""
     return estimated_outer(problem) <= (_FEW_WITH_STAGES if has_stages(problem) else _FEW)
-
-
-def _among_usual(variants: Sequence[Variant]) -> list[Variant]:
-    """Return variants that are searched among their usual candidates alone."""
-    return [
-        replace(one, problem=replace(one.problem, options=replace(one.problem.options, usual=True)))
-        for one in variants
-    ]
