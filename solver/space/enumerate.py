@@ -938,8 +938,11 @@ def fewer_are_used(problem: Problem, most: int) -> tuple[str, ...]:
     if most == usable_gpus(problem):
         return ()
     used = f"at most {most} of {usable_gpus(problem)} GPUs are used: {_NO_LEGAL}"
-    within = "" if problem.options.max_power_kw is None else f" within {problem.options.max_power_kw:g} kW"
-    return (f"{used} with a global batch of {problem.workload.global_batch_size}{within}",)
+    options = problem.options
+    within = "" if options.max_power_kw is None else f" within {options.max_power_kw:g} kW"
+    limited = options.named or options.constraints
+    under = " under the pins, bounds and constraints of the request" if limited else ""
+    return (f"{used} with a global batch of {problem.workload.global_batch_size}{within}{under}",)
 
 
 def is_of_fewer(warning: str) -> bool:

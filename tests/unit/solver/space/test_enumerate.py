@@ -277,6 +277,18 @@ def test_numbers_of_gpus_are_those_of_the_legal_rows(launcher: str, asked: dict[
     assert bool(len(rows)) == bool(wide.num_legal)
 
 
+@pytest.mark.parametrize(("nodes", "asked"), [
+    (13, {}),  # 104 GPUs need a factor of 13, which neither the axes nor the batch have
+    (1, {"constraints": ("num_gpus <= 6",)}),  # 8 GPUs share 48 sequences: the request leaves two out
+    (1, {"pin": {"data_parallel_size": 6}}),
+])  # fmt: skip
+def test_idle_gpus_are_laid_to_the_limits_of_the_request_too(nodes: int, asked: dict[str, object]) -> None:
+    batch = 48 if asked else 64
+    problem = a_problem(model=SHALLOW, cluster=a_cluster(num_nodes=nodes), batch=batch, **asked)
+    (said,) = enumerate_space(problem).warnings
+    assert said.endswith("the pins, bounds and constraints of the request") == bool(asked)
+
+
 def test_numbers_of_gpus_far_below_the_largest_are_not_searched_with_it() -> None:
     # 7 sequences on one stage and no other axis: 7 replicas use 7 of 24 GPUs, and one alone is legal too
     pin = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "context_parallel_size": 1}
