@@ -440,7 +440,7 @@ def _counts(answer: Answer, problem: Problem) -> Iterator[str]:
         if not problem.cluster.is_homogeneous:
             of_groups = [group.num_nodes * group.gpus_per_node for group in problem.cluster.groups]
             fewer = f'--constraint "num_gpus <= {max(of_groups)}" searches those'
-        yield figures.with_options(f"On all {most} nodes. Fewer may be better by this objective: {fewer}")
+        yield figures.with_options(f"Fewer than {most} nodes may be better by this objective: {fewer}")
 
 
 def _notes(answer: Answer, problem: Problem) -> tuple[str, ...]:

@@ -701,7 +701,7 @@ def unwritten(problem: Problem) -> tuple[str, ...]:
     lacking = lacking_facts(able, problem.model)
     found = [(f"{name}{judged} cannot express {', '.join(lacking)}", launchers_stating(problem.model))]
     found = found if lacking else []
-    found += [(fault.message, _launchers_on(gpu)) for gpu, fault in _chips_lacked(problem, able)]
+    found += [(fault.message, others) for others, fault in _chips_lacked(problem, able)]
     return tuple(
         f"{why}: you get predictions but no launch files"
         + (f". Launchers that can: {', '.join(others)}" if others else "")
@@ -782,21 +782,33 @@ def model_faults(model: ModelSpec, able: Capabilities) -> Iterator[FieldError]:
 
 
 def chip_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
-    """Yield chips that the launcher has no files for, with launchers that have."""
+    """Yield chips that the launcher has no files for, with launchers that have, or that share no mesh."""
     return (fault for _, fault in _chips_lacked(problem, able))
 
 
-def _chips_lacked(problem: Problem, able: Capabilities) -> Iterator[tuple[GpuSpec, FieldError]]:
+def _chips_lacked(problem: Problem, able: Capabilities) -> Iterator[tuple[tuple[str, ...], FieldError]]:
+    """Yield such faults, each with the launchers that have files."""
     for gpu in {group.gpu.slug: group.gpu for group in problem.cluster.groups}.values():
         if not _runs_on(able, gpu):
+            others = _launchers_on(gpu)
             yield (
-                gpu,
+                others,
                 FieldError(
                     pointer="/cluster",
                     message=f"{able.launcher} is not known to run on {gpu.display_name}",
-                    allowed=f"the launchers {', '.join((*_launchers_on(gpu), 'none'))}",
+                    allowed=f"the launchers {', '.join((*others, 'none'))}",
                 ),
             )
+    vendors = dict.fromkeys(filter(None, (vendor_of(group.gpu) for group in problem.cluster.groups)))
+    if len(vendors) > 1 and not problem.places_stages:  # each has a library of collectives of its own
+        yield (
+            (),
+            FieldError(
+                pointer="/cluster/groups",
+                message=f"GPUs of {' and '.join(vendors)} have no collectives in common for one mesh",
+                allowed="nodes of one vendor, or the launcher none, which places stages on node groups",
+            ),
+        )
 
 
 def _launchers_on(gpu: GpuSpec) -> tuple[str, ...]:

@@ -99,6 +99,16 @@ def test_the_launcher_has_files_for_the_chip(gpu: str, launcher: str) -> None:
     assert asked([(gpu, 1)]).launcher == launcher
 
 
+def test_gpus_of_two_vendors_share_no_mesh() -> None:
+    # RCCL and NCCL form no group together: stages are placed on the nodes of each, without launch files
+    kinds = [("mi300x", 1), ("h100-sxm-80gb", 1)]
+    assert asked(kinds).launcher == "none"
+    named = answered(replace(asked(kinds), launcher="megatron-lm"))
+    said = "GPUs of amd and nvidia have no collectives in common for one mesh: you get predictions but no"
+    assert any(warning.startswith(said) for warning in named.warnings)
+    assert asked([("a100-sxm-80gb", 1), ("h100-sxm-80gb", 1)]).launcher == "flagscale"
+
+
 def test_where_no_launcher_has_files_plans_are_priced_and_every_reason_is_named() -> None:
     problem = asked([("trainium-2", 1)])
     said = answered(replace(problem, options=replace(problem.options, top_k=1))).notes["launcher"]
