@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from meshwright.profiles.capabilities import launcher_capabilities
@@ -30,7 +30,8 @@ def rounder_on_unlike_nodes(
     problem: Problem, profile: Profile, answer: Answer, *, seconds: float
 ) -> Iterator[Lever]:
     """Yield the roundest batch and length nearby for stages on unlike nodes, each by a search."""
-    changes = [*near_batches(problem)[:1], *_near_lengths(problem)[:1]]
+    batch = problem.workload.global_batch_size
+    changes = [*_batches_of(problem, rounder(batch)[:1]), *near_lengths(problem)[:1]]
     for change in changes:
         look()
         plans, _ = searched_plans(problem, within_seconds(change, seconds), profile, answer)
@@ -47,9 +48,10 @@ def batches(problem: Problem) -> Iterator[Change]:
     if "num_microbatches" in problem.options.named:
         return
     near = (batch // gpus * gpus, -(-batch // gpus) * gpus)
-    searched = (batch, *rounder(batch))  # what is asked, and its neighbours
+    searched = (batch, *rounder(batch), *_shared_nearby(batch, gpus))  # what is asked, and its neighbours
     shared = [size for size in near if size and abs(size - batch) <= _NEAR * batch]
-    sizes = dict.fromkeys((*(shared or _sharing_most(problem)), 2 * batch))
+    nearest = {*shared} & {*searched}  # who may have that needs none farther away
+    sizes = dict.fromkeys((*(nearest or shared or _sharing_most(problem)), 2 * batch))
     for size in (size for size in sizes if size not in searched):
         yield Change(
             kind="batch",
@@ -97,12 +99,32 @@ def rounder(number: int) -> list[int]:
     return sorted(found, key=lambda one: (one != roundest, abs(one - number)))
 
 
+_INNER = (1, 2, 4, 8)  # tensor ranks or stages of a replica: a search of each takes up to a second
+
+
+def _shared_nearby(batch: int, gpus: int) -> list[int]:
+    """Return the nearest batches that as many replicas of 1 to 8 GPUs share as there may be, nearest first.
+
+    None where all GPUs share the batch. Powers of two say nothing of numbers of GPUs such as 31 or 104.
+    """
+    reach, found = max(1, batch // _REACH), set[int]()
+    if sharing(batch, gpus) == gpus:
+        return []
+    for replicas in {gpus // inner for inner in _INNER} - {0}:
+        found.add((batch + replicas // 2) // replicas * replicas)
+    others = found - {0, batch, *rounder(batch)}
+    return sorted(
+        (size for size in others if abs(size - batch) <= reach), key=lambda size: abs(size - batch)
+    )
+
+
 def neighbours(problem: Problem, profile: Profile, answer: Answer, find: Find) -> Iterator[Lever]:
     """Yield the nearest batch and the nearest length that train enough faster, each found by a search.
 
     One counts where it saves as much as any, within what a change is worth naming for. The roundest one is
     asked first: where it does not save enough, no nearer one does, unless GPUs are left idle: 14 sequences
-    are 14 replicas. Where ``find`` proves nothing, the best plan nearby counts.
+    are 14 replicas. There batches that more GPUs share count, too. Where ``find`` proves nothing, the best
+    plan nearby counts.
     """
     work, idle = problem.workload, leaves_idle(problem, answer)
     own = {"workload.global_batch_size": work.global_batch_size, "workload.seq_length": work.seq_length}
@@ -114,7 +136,7 @@ def neighbours(problem: Problem, profile: Profile, answer: Answer, find: Find) -
     def distance(lever: Lever) -> int:
         return sum(abs(int(lever.settings[path]) - own[path]) for path in lever.settings)
 
-    for changes in (_near_lengths(problem), near_batches(problem)):  # lengths take less work
+    for changes in (near_lengths(problem), near_batches(problem)):  # lengths take less work
         found, most = list[Lever](), 0.0
         for change in changes:
             look()
@@ -126,7 +148,12 @@ def neighbours(problem: Problem, profile: Profile, answer: Answer, find: Find) -
 
 
 def near_batches(problem: Problem) -> list[Change]:
-    """Return the rounder batches beside the request's own, the roundest first."""
+    """Return rounder batches nearby, the roundest first, and those that more GPUs share."""
+    batch, gpus = problem.workload.global_batch_size, usable_gpus(problem)
+    return _batches_of(problem, [*rounder(batch), *_shared_nearby(batch, gpus)])
+
+
+def _batches_of(problem: Problem, sizes: Sequence[int]) -> list[Change]:
     work = problem.workload
     if "num_microbatches" in problem.options.named:
         return []
@@ -139,11 +166,12 @@ def near_batches(problem: Problem) -> list[Change]:
             problem=replace(problem, workload=replace(work, global_batch_size=size)),
             settings={"workload.global_batch_size": size},
         )
-        for size in rounder(work.global_batch_size)
+        for size in sizes
     ]
 
 
-def _near_lengths(problem: Problem) -> list[Change]:
+def near_lengths(problem: Problem) -> list[Change]:
+    """Return the rounder lengths beside the request's own, the roundest first."""
     work, most = problem.workload, problem.model.max_position_embeddings
     if work.lengths is not None or work.images_per_sample:
         return []

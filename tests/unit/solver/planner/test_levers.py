@@ -24,7 +24,7 @@ from meshwright.solver.planner.levers.levers import levers_of
 from meshwright.solver.planner.levers.neighbours import batches, batchings, near_batches, rounder
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
-from tests.builders import a_problem
+from tests.builders import a_cluster, a_problem
 from tests.draws import seldom
 
 
@@ -477,3 +477,39 @@ def test_a_neighbour_that_more_ranks_can_share_is_named(
     assert [one.settings for one in found] == ([] if settings is None else [settings])
     assert all(one.saves > 0.03 and "results" in one.effect for one in found)
     assert len({str(one.settings) for one in answer.levers}) == len(answer.levers)  # none is named twice
+
+
+@pytest.mark.parametrize(
+    ("gpus", "batch", "sizes"),
+    [
+        (127, 512, [510, 508, 504, 527]),  # 15 replicas of 8 GPUs, 127, 63 of 2 GPUs, 31 of 4
+        (127, 256, [255, 254, 252, 248]),
+        (11, 32, [33, 30]),
+        (31, 64, [63, 62, 60]),
+        (128, 512, []),  # all share it
+        (104, 520, []),
+    ],
+)
+def test_batches_nearby_that_replicas_of_few_gpus_share_are_neighbours(
+    gpus: int, batch: int, sizes: list[int]
+) -> None:
+    cluster = a_cluster(num_nodes=gpus)
+    alone = replace(cluster.groups[0], gpus_per_node=1, island_gpus=1)
+    problem = a_problem(batch=batch, cluster=replace(cluster, groups=(alone,)))
+    found = [one.problem.workload.global_batch_size for one in near_batches(problem)]
+    assert found == [*rounder(batch), *sizes]
+
+
+@pytest.mark.usefixtures("no_other_launchers", "no_smaller_states")
+def test_on_nodes_of_one_gpu_a_batch_nearby_that_keeps_them_busy_is_named() -> None:
+    """32 sequences keep 8 of 11 GPUs busy, 33 all of them."""
+    problem = parse_problem({
+        "model": {"name": "qwen3-0.6b"},
+        "cluster": {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 11, "gpus_per_node": 1}]},
+        "workload": {"global_batch_size": 32, "seq_length": 2048}, "launcher": "megatron-lm",
+        "search": {"top_k": 1, "certify": "none", "allow": ["none"]},
+    })  # fmt: skip
+    (named,) = (one for one in compared(problem).levers if one.kind == "neighbour")
+    assert named.settings == {"workload.global_batch_size": 33}
+    assert named.num_gpus == 11
+    assert named.saves > 0.1
