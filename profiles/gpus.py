@@ -13,7 +13,7 @@ from functools import cache
 from math import inf, log
 
 from meshwright.profiles.cluster import MAX_GPUS_PER_NODE, MAX_NODES, GpuSpec, LinkSpec, transport_of
-from meshwright.profiles.library import find_gpu, gpu_alias_note, gpu_names
+from meshwright.profiles.library import find_gpu, gpu_names
 from meshwright.profiles.model_shapes import Json
 from meshwright.profiles.reading import FieldReader
 from meshwright.profiles.units import GB, GIB, TERA
@@ -220,7 +220,7 @@ def _sheet(
 
 @cache
 def _catalog() -> tuple[GpuSpec, ...]:
-    found = (find_gpu(name) for name in gpu_names() if gpu_alias_note(name) is None)
+    found = (find_gpu(name) for name in gpu_names() if find_gpu(name).slug == name)
     return tuple(gpu for gpu in found if gpu.architecture != CPU)
 
 

@@ -105,7 +105,7 @@ def _meant(name: str) -> tuple[str, str | None] | None:
     if hyphenated in _names("gpus"):
         return hyphenated, None
     if hyphenated in _aliases():
-        return _aliases()[hyphenated]["of"], _aliases()[hyphenated]["note"]
+        return _aliases()[hyphenated]["of"], _aliases()[hyphenated].get("note")
     if (reported := _reported().get(unspaced(name))) is not None:
         return reported, None
     words = words_of(name)

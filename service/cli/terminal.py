@@ -224,12 +224,13 @@ def report_usage(fault: TyperException, commands: Any, typed: Sequence[str] | No
         sys.stderr.write(f"{message}\n")
         return BAD_INPUT
     plain = message.removeprefix("Invalid value: ").replace("Value error, ", "").rstrip(".")
-    tip = _tip_of_usage(fault, line)
+    commands_to_paste = _tips_of_usage(fault, line)
     sentence = _of_option(fault, line) or f"{plain}{_what_is_missing(fault)}"
-    if tip.startswith("meshwright values "):  # not the command that is spelled like it
+    if commands_to_paste[0].startswith("meshwright values "):  # not the command that is spelled like it
         sentence = sentence.partition(". Did you mean")[0]
     say_error(f"{sentence}{'' if sentence.endswith('?') else '.'}")
-    _say_tip(tip)
+    for command in commands_to_paste:
+        _say_tip(command)
     return BAD_INPUT
 
 
@@ -240,14 +241,14 @@ def _what_is_missing(fault: TyperException) -> str:
     return f": {param.help}".rstrip(".") if param is not None and lacks else ""
 
 
-def _tip_of_usage(fault: TyperException, line: Line) -> str:
+def _tips_of_usage(fault: TyperException, line: Line) -> list[str]:
     from meshwright.service.cli import tips  # noqa: PLC0415 - only for an error
 
     if isinstance(fault, RepeatedError):
-        return tips.tip_of_repeated(line, fault.option)
+        return tips.tips_of_repeated(line, fault.option)
     if fault.format_message().startswith("No such command"):
-        return tips.tip_of_command(line)
-    return tips.tip_of_usage(line, getattr(fault, "option_name", ""))
+        return [tips.tip_of_command(line)]
+    return [tips.tip_of_usage(line, getattr(fault, "option_name", ""))]
 
 
 def _of_option(fault: TyperException, line: Line) -> str:

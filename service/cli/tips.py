@@ -181,33 +181,41 @@ def tips_of(faults: Sequence[FieldError], line: Line) -> list[str]:
     return [one for one in found if f"{one}-all" not in found][:_MAX_TIPS]
 
 
-def tip_of_repeated(line: Line, name: str) -> str:
-    """Return the command to paste where an option of one value is given twice.
+def tips_of_repeated(line: Line, name: str) -> list[str]:
+    """Return the commands to paste where an option of one value is given twice.
 
-    Clusters and GPU types become nodes of several kinds, and counts a list, unless one is a range. Else the
-    last one is meant.
+    Clusters and GPU types become nodes of several kinds. Else the last one is meant, as where a change that
+    an answer prints is typed behind its own command; or all launchers, or a list of counts, unless one is a
+    range.
     """
     option = line.option(name)
     names = (*option.opts, *option.secondary_opts)
     values = [str(one.value) for one in line.words if one.name in names]
+    several = ""
     if name in ("--cluster", "--gpu"):
         counts = [one.value or "" for one in line.words if one.name == "--num-nodes"]
         counts = counts if len(counts) == len(values) else (counts[:1] or ["1"]) * len(values)
         kinds = (f"{count}x{one}" for count, one in zip(counts, values, strict=True))
         name, value, names = "--nodes", ",".join(kinds), (*names, "--num-nodes")
-    elif option.name in _COUNTED and not any(":" in value for value in values):
-        value = ",".join(values)
     else:
-        value = "any" if name == "--launcher" and line.path[:1] == ("plan",) else values[-1]
+        value = values[-1]
+        if option.name in _COUNTED and not any(":" in one for one in values):
+            several = ",".join(values)
+        elif name == "--launcher" and line.path[:1] == ("plan",):
+            several = "any"
     changes = _of_gpus(values) if name == "--gpus" else [(name, value)]
+    ways = [changes, *([[(name, several)]] if several else [])]
+    found = [_stated_anew(line, names, way) for way in ways if way]
+    return [one for one in found if one] or [shlex.join(["meshwright", *line.path, _HELP])]
+
+
+def _stated_anew(line: Line, names: Sequence[str], changes: Sequence[tuple[str, str]]) -> str:
+    """Return the command with options in place of those of some names; empty if it does not parse."""
     left_out = {*names, *(option for option, _ in changes)}
-    kept = replace(line, words=tuple(one for one in line.words if one.name not in left_out))
-    fixed: Line | None = kept
+    fixed: Line | None = replace(line, words=tuple(one for one in line.words if one.name not in left_out))
     for change in changes:
         fixed = fixed and fixed.with_option(*change)
-    if changes and fixed is not None and fixed.parses():
-        return shlex.join(["meshwright", *fixed.typed])
-    return shlex.join(["meshwright", *line.path, _HELP])
+    return shlex.join(["meshwright", *fixed.typed]) if fixed is not None and fixed.parses() else ""
 
 
 def tip_of_command(line: Line) -> str:

@@ -96,7 +96,7 @@ def _reference(problem: Problem, profile: Profile, gpus: int) -> Reference | Non
         if config.global_batch_size == (batch := problem.workload.global_batch_size):
             faults = tuple(violations(free, costs, config))
         else:
-            faults = (f"no usual layout divides {batch} sequences over {gpus} GPUs",)
+            faults = (f"no usual layout divides a batch of {batch} over {gpus} GPUs",)
         priced = Reference(
             name=name, source=source, config=config, prediction=seen, speedup=1.0, problems=faults
         )

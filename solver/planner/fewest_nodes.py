@@ -34,6 +34,7 @@ from meshwright.solver.search.feasible import fitting
 from meshwright.solver.search.priced_space import CHUNK, Priced, Room, priced_parts, priced_space
 from meshwright.solver.search.search import search
 from meshwright.solver.space.enumerate import (
+    LegalOn,
     enumerate_space,
     is_too_large,
     numbers_of_gpus,
@@ -87,6 +88,7 @@ def fewest(
         time_limit_s=problem.options.time_limit_s, on_progress=on_progress, should_stop=should_stop
     )
     refuted, refuted_on = 0, dict[tuple[int, ...], int]()  # candidates: of all nodes tried, of each GPUs
+    legal_on: LegalOn = {}
     counts = [count for count in node_counts(problem) if count <= most_nodes]
     with watch.cut():
         counts = [*_with_room(problem, profile, ways, counts[:-1]), *counts[-1:]]
@@ -98,7 +100,7 @@ def fewest(
         is_over, refuted_here = watch.interrupted(), 0
         is_last = count == counts[-1] or is_over
         with watch.cut():
-            here, numbers = _usable(problem, here, count, differing_on)
+            here, numbers = _usable(problem, here, count, differing_on, legal_on)
             if not is_last:
                 refuted_here = refuted_on.get(numbers) or _refuted(here, profile, ways)
                 refuted_on |= {numbers: refuted_here} if numbers else {}
@@ -149,7 +151,11 @@ def _with_room(
 
 
 def _usable(
-    problem: Problem, here: Problem, count: int, differing_on: Callable[[int], tuple[int, ...]]
+    problem: Problem,
+    here: Problem,
+    count: int,
+    differing_on: Callable[[int], tuple[int, ...]],
+    legal_on: LegalOn,
 ) -> tuple[Problem, tuple[int, ...]]:
     """Return the problem on ``count`` nodes and the numbers of GPUs that legal rows use there; (): unknown.
 
@@ -160,7 +166,7 @@ def _usable(
     alone, differing = alone_on(here, count), differing_on(count)
     if differing:
         return on_gpus(alone, differing), differing
-    return alone, numbers_of_gpus(alone)
+    return alone, numbers_of_gpus(alone, legal_on)
 
 
 def alone_on(problem: Problem, count: int) -> Problem:

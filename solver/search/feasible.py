@@ -64,18 +64,29 @@ def lightest_of(rows: Columns | Crossing) -> IntArray:
     sizes = rows.outer.micro_batch_size
     kept = np.flatnonzero(sizes == sizes.min(initial=_LARGEST))
     kinds = Kinds(crossing=(small := rows.among(kept)))
-    index = np.sort(_most_recomputed(small, kinds, lightest(kinds.lightest(np.arange(len(kinds))))))
+    index = np.sort(_most_recomputed(small, kinds, _lightest_kinds(kinds)))
     own = np.searchsorted(small.first, index, side="right") - 1
     return np.asarray(index + rows.first[kept[own]] - small.first[own])
 
 
-def _most_recomputed(rows: Crossing, kinds: Kinds, some: IntArray) -> IntArray:
-    most, found = -1, list[IntArray]()
+def _lightest_kinds(kinds: Kinds) -> IntArray:
+    some, light = np.arange(len(kinds)), list[IntArray]()
     for start in range(0, len(some), CHUNK):
         look()
-        index = kinds.rows(some[start : start + CHUNK])
+        piece = some[start : start + CHUNK]
+        light.append(piece[lightest(kinds.lightest(piece))])
+    left = np.concatenate([some[:0], *light])
+    return left[lightest(kinds.lightest(left))]
+
+
+def _most_recomputed(rows: Crossing, kinds: Kinds, some: IntArray) -> IntArray:
+    most, found = -1, list[IntArray]()
+    before = np.cumsum(kinds.sizes[some]) // CHUNK  # rows, in pieces
+    for piece in np.split(some, np.flatnonzero(np.diff(before)) + 1):
+        look()
+        index = kinds.rows(piece)
         layers = rows.recomputed(index)
-        if layers.max() > most:
+        if layers.max(initial=most) > most:
             most, found = int(layers.max()), []
         found.append(index[layers == most])
     return np.concatenate([np.zeros(0, dtype=np.int64), *found])

@@ -152,15 +152,16 @@ def _searched_first(
     passes_of: PassesOf,
 ) -> int | None:
     """Return the number of GPUs that is searched before all of them; None: those come first."""
-    rows = estimated_outer(problem) * (1 + len(ways))
-    work = rows * usable_gpus(problem)
-    if watch.left_s < _UNHURRIED_S or work <= _LITTLE_WORK or not numbers_of_gpus(problem):
+    if watch.left_s < _UNHURRIED_S:
         return None
-    if _are_crowded(problem):
-        with watch.cut():
+    with watch.cut():
+        rows = estimated_outer(problem) * (1 + len(ways))
+        if rows * usable_gpus(problem) <= _LITTLE_WORK or not numbers_of_gpus(problem):
+            return None
+        if _are_crowded(problem):
             return _quickest(problem, profile, ways, passes_of(False))
-        return None
-    return _sharing_best(problem, likely_s) if rows > MANY_OUTER else None
+        return _sharing_best(problem, likely_s) if rows > MANY_OUTER else None
+    return None
 
 
 def _sharing_best(problem: Problem, likely_s: Callable[[Problem], float]) -> int | None:

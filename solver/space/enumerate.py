@@ -517,16 +517,23 @@ def _fewer_gpus(problem: Problem) -> list[int]:
     return [int(n) for n in (*products[whole][:_MAX_FALLBACKS], *products[~whole][:_MAX_FALLBACKS])]
 
 
-def _fallbacks(problem: Problem) -> Iterator[int]:
+# Whether some row is legal on a number of GPUs, as far as that was found out. Clusters that differ in their
+# number of nodes alone agree.
+LegalOn = dict[int, bool]
+
+
+def _fallbacks(problem: Problem, legal_on: LegalOn) -> Iterator[int]:
     """Yield the counts of ``_fewer_gpus`` that a plan may use."""
-    return filter(_may_be_used(problem), _fewer_gpus(problem))
+    return filter(_may_be_used(problem, legal_on), _fewer_gpus(problem))
 
 
-def _tried_in_turn(problem: Problem, counts: Sequence[int], legal: Sequence[int]) -> Iterator[int]:
+def _tried_in_turn(
+    problem: Problem, counts: Sequence[int], legal: Sequence[int], legal_on: LegalOn
+) -> Iterator[int]:
     """Yield numbers of GPUs, and if the first of them is not found to be ``legal``, smaller ones too."""
     yield from counts
     if counts[0] not in legal:
-        yield from _fallbacks(problem)
+        yield from _fallbacks(problem, legal_on)
 
 
 def fewer_products(problem: Problem) -> IntArray:
@@ -538,14 +545,22 @@ def fewer_products(problem: Problem) -> IntArray:
     return products[counts_kept(problem, products)]
 
 
-def _may_be_used(problem: Problem) -> Callable[[int], bool]:
+def _may_be_used(problem: Problem, legal_on: LegalOn) -> Callable[[int], bool]:
     """Return the test whether a plan may use a number of GPUs.
 
     The launcher can start it, or no legal row uses all GPUs of as many nodes.
     """
-    per_node = per_node_of(problem)
-    legal = cache(partial(_is_legal_on, problem, rules=rules_of(problem)))
-    return lambda num_gpus: can_start(problem, num_gpus) or not legal(-(-num_gpus // per_node) * per_node)
+    per_node, rules = per_node_of(problem), rules_of(problem)
+
+    def is_able(num_gpus: int) -> bool:
+        if can_start(problem, num_gpus):
+            return True
+        whole = -(-num_gpus // per_node) * per_node
+        if whole not in legal_on:
+            legal_on[whole] = _is_legal_on(problem, whole, rules=rules)
+        return not legal_on[whole]
+
+    return is_able
 
 
 def _is_legal_on(problem: Problem, num_gpus: int, *, rules: tuple[Rule, ...]) -> bool:
@@ -567,7 +582,7 @@ def fewer_gpus(
     Numbers that the launcher can start, numbers where no legal row uses all GPUs of as many nodes, and
     numbers of other variants. ``among`` returns those that are looked at.
     """
-    able, also = _may_be_used(problem), problem.options.also_gpus
+    able, also = _may_be_used(problem, {}), problem.options.also_gpus
     products = fewer_products(problem)
     for num_gpus in among(products[products >= least]).tolist():
         look()
@@ -622,7 +637,7 @@ def enumerate_space(
     if whole.num_legal or are_named(problem):
         return whole
     found: list[Space] = []
-    for num_gpus in _fallbacks(problem):
+    for num_gpus in _fallbacks(problem, {}):
         if _are_enough([space.num_gpus for space in found], num_gpus):
             break
         look()
@@ -638,25 +653,31 @@ def enumerate_space(
     return _joined(found, *fewer_are_used(problem, next(more, most)))
 
 
-def numbers_of_gpus(problem: Problem) -> tuple[int, ...]:
+def numbers_of_gpus(problem: Problem, legal_on: LegalOn | None = None) -> tuple[int, ...]:
     """Return the numbers of GPUs in ``enumerate_space``, largest first; none if no row is legal.
 
-    Errors as ``enumerate_space``.
+    ``legal_on``: what is known of each, and what is found out. Errors as ``enumerate_space``.
     """
     rules, counts, legal = rules_of(problem), gpu_counts(problem), list[int]()
     if are_named(problem):
         return counts
+    if legal_on is None:
+        legal_on = dict.fromkeys(_estimate(problem, False)[1], True)
     asked = _Asked(legal_only=True, whole_too_large=cache(partial(is_too_large, problem, wide=True)))
-    for num_gpus in _tried_in_turn(problem, counts, legal):
+    for num_gpus in _tried_in_turn(problem, counts, legal, legal_on):
         if counts[0] in legal or _are_enough(legal, num_gpus):
             break
         look()
-        found = _is_seen_legal_on(problem, num_gpus, rules)  # of most numbers; else all are looked at
-        if not (found or _may_be_legal(problem, num_gpus)):
-            continue
-        if not found and num_gpus == counts[0] and is_too_large(problem):  # a sample of it is searched
-            return counts
-        if found or _of_counts(problem, (num_gpus,), rules, asked).num_legal:
+        if num_gpus not in legal_on:
+            few = _estimated_on(problem, (num_gpus,), wide=False)[1]
+            found = _some_legal(problem, few, rules)  # of most numbers; else all are looked at
+            may_be = found or _may_be_legal(problem, num_gpus)
+            if may_be and not found and num_gpus == counts[0] and is_too_large(problem):
+                return counts  # a sample of it is searched
+            legal_on[num_gpus] = found or (
+                may_be and _of_counts(problem, (num_gpus,), rules, asked).num_legal > 0
+            )
+        if legal_on[num_gpus]:
             legal.append(num_gpus)
     return tuple(sorted(legal, reverse=True))
 
@@ -680,7 +701,7 @@ def _estimate(problem: Problem, wide: bool) -> tuple[float, tuple[int, ...]]:
             if total > _MOST_WRITTEN:
                 break
         return total, ()
-    for num_gpus in _tried_in_turn(problem, counts, legal):
+    for num_gpus in _tried_in_turn(problem, counts, legal, {}):
         look()
         if _are_enough(legal, num_gpus) or counts[0] in legal or total > _MOST_WRITTEN:
             break
@@ -692,12 +713,6 @@ def _estimate(problem: Problem, wide: bool) -> tuple[float, tuple[int, ...]]:
         if _some_legal(problem, some, rules):
             legal.append(num_gpus)
     return total, tuple(legal)
-
-
-def _is_seen_legal_on(problem: Problem, num_gpus: int, rules: tuple[Rule, ...]) -> bool:
-    """Return whether one of a few usual rows on so many GPUs is legal."""
-    seen = num_gpus in _estimate(problem, False)[1]
-    return seen or _some_legal(problem, _estimated_on(problem, (num_gpus,), wide=False)[1], rules)
 
 
 def _are_enough(legal: Sequence[int], num_gpus: int) -> bool:
@@ -797,7 +812,7 @@ def likely_space(problem: Problem) -> Space:
     node or more, and nothing that ``widening`` adds, on the most GPUs with a legal row.
     """
     rules, found = rules_of(problem), Crossing.nothing()
-    for num_gpus in _tried_in_turn(problem, gpu_counts(problem), legal=()):
+    for num_gpus in _tried_in_turn(problem, gpu_counts(problem), (), {}):
         look()
         own = [with_batch(problem, batch) for batch in batch_sizes(problem)]
         blocks = (
@@ -923,8 +938,11 @@ def fewer_are_used(problem: Problem, most: int) -> tuple[str, ...]:
     if most == usable_gpus(problem):
         return ()
     used = f"at most {most} of {usable_gpus(problem)} GPUs are used: {_NO_LEGAL}"
-    within = "" if problem.options.max_power_kw is None else f" within {problem.options.max_power_kw:g} kW"
-    return (f"{used} with a global batch of {problem.workload.global_batch_size}{within}",)
+    options = problem.options
+    within = "" if options.max_power_kw is None else f" within {options.max_power_kw:g} kW"
+    limited = options.named or options.constraints
+    under = " under the pins, bounds and constraints of the request" if limited else ""
+    return (f"{used} with a global batch of {problem.workload.global_batch_size}{within}{under}",)
 
 
 def is_of_fewer(warning: str) -> bool:

@@ -19,10 +19,15 @@ def _loop_s() -> float:
     return time.process_time() - began_s
 
 
+def pace_now() -> float:
+    """How many times as long this machine takes at this moment; 1 where it is no slower."""
+    return max(median(_loop_s() for _ in range(5)) / _LOOP_S, 1.0)
+
+
 @cache
 def pace() -> float:
     """How many times as long this machine takes, measured once a process; 1 where it is no slower."""
-    return max(median(_loop_s() for _ in range(5)) / _LOOP_S, 1.0)
+    return pace_now()
 
 
 def work_s() -> float:

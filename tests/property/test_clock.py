@@ -168,7 +168,7 @@ def measured(raw: dict[str, Any], cancel_after_s: float) -> dict[str, Any]:
     from meshwright.solver import clock  # noqa: PLC0415
     from meshwright.solver.planner.plan import ask  # noqa: PLC0415
     from tests.processes.cpu_clock import count_cpu_seconds  # noqa: PLC0415
-    from tests.processes.pace import work_s  # noqa: PLC0415
+    from tests.processes.pace import pace, pace_now, work_s  # noqa: PLC0415
 
     problem = parse_problem(raw)
     profile = default_profile(problem.cluster, problem.priced_as)
@@ -178,8 +178,10 @@ def measured(raw: dict[str, Any], cancel_after_s: float) -> dict[str, Any]:
 
     def noted(watch: clock.Watch, reserve_s: float = 0.0) -> bool:
         nonlocal looked, longest
-        now = work_s()
-        longest, looked = max(longest, now - looked), now
+        between_s = work_s() - looked
+        if between_s > MOST_BETWEEN_LOOKS_S:  # a busy machine may have become slower since it began
+            between_s *= min(pace() / pace_now(), 1.0)
+        longest, looked = max(longest, between_s), work_s()
         return look(watch, reserve_s)
 
     def stop() -> bool:

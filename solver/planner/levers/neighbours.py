@@ -147,6 +147,11 @@ def neighbours(problem: Problem, profile: Profile, answer: Answer, find: Find) -
         yield from sorted((one for one in found if one.saves >= most - WORTH), key=distance)[:1]
 
 
+def _in_each_step(more: int) -> str:
+    sequences = "sequence" if abs(more) == 1 else "sequences"
+    return f"{abs(more)} {sequences} {'more' if more > 0 else 'fewer'} in each step: results"
+
+
 def near_batches(problem: Problem) -> list[Change]:
     """Return rounder batches nearby, the roundest first, and those that more GPUs share."""
     batch, gpus = problem.workload.global_batch_size, usable_gpus(problem)
@@ -161,8 +166,7 @@ def _batches_of(problem: Problem, sizes: Sequence[int]) -> list[Change]:
         Change(
             kind="neighbour",
             words=f"a global batch of {size}",
-            effect=f"{abs(size - work.global_batch_size)} sequences "
-            f"{'fewer' if size < work.global_batch_size else 'more'} in each step: results",
+            effect=_in_each_step(size - work.global_batch_size),
             problem=replace(problem, workload=replace(work, global_batch_size=size)),
             settings={"workload.global_batch_size": size},
         )

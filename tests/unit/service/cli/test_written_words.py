@@ -72,6 +72,21 @@ def test_of_two_numbers_of_nodes_with_a_range_the_last_one_is_pasted(
     assert capsys.readouterr().err.endswith("\ntip: meshwright plan --num-nodes 1:5\n")
 
 
+@pytest.mark.parametrize(("option", "values", "several"), [
+    ("--global-batch-size", ("7", "6"), "7,6"),
+    ("--launcher", ("trl", "torchtitan"), "any"),
+])  # fmt: skip
+def test_a_change_typed_behind_its_command_is_pasted_alone_or_among_several(
+    option: str, values: tuple[str, str], several: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = ["plan", *(word for value in values for word in (option, value))]
+    with pytest.raises(TyperException) as refused:
+        app(typed, prog_name="meshwright", standalone_mode=False)
+    assert report_usage(refused.value, commands(), typed) == 2
+    tips = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tip: ")]
+    assert tips == [f"tip: meshwright plan {option} {value}" for value in (values[-1], several)]
+
+
 # --------------------------------------------------------------------------------------------------
 # Numbers.
 

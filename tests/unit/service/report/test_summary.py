@@ -83,7 +83,7 @@ def test_a_reference_that_cannot_run_is_said_to_and_compared_with_nothing() -> N
 
 def test_a_rule_of_thumb_that_nothing_divides_for_names_the_batch_and_the_gpus() -> None:
     config = replace(RECIPE.config, num_microbatches=RECIPE.config.num_microbatches + 1)
-    why = "no usual layout divides 512 sequences over 24 GPUs"
+    why = "no usual layout divides a batch of 512 over 24 GPUs"
     answer = an_answer(reference=replace(RECIPE, config=config, problems=(why,)))
     assert why in " ".join(" ".join(lines_of(answer)).split())
 

@@ -85,7 +85,7 @@ def test_a_batch_that_no_power_of_two_divides_is_named_as_the_problem() -> None:
     """24 GPUs and 100 sequences: 24, 12, 6 and 3 replicas do not divide them, so it is priced with 120."""
     found = reference("llama-3.2-1b", 24, "megatron-lm", 100)
     assert found.config.global_batch_size == 120
-    assert found.problems == ("no usual layout divides 100 sequences over 24 GPUs",)
+    assert found.problems == ("no usual layout divides a batch of 100 over 24 GPUs",)
 
 
 @pytest.mark.parametrize(

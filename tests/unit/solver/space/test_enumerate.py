@@ -13,6 +13,7 @@ from meshwright.solver.problem import Problem, on_gpus
 from meshwright.solver.space import enumerate as enumerate_module
 from meshwright.solver.space.enumerate import (
     Beyond,
+    LegalOn,
     OuterRowsOf,
     Space,
     _fewer_gpus,
@@ -245,13 +246,26 @@ def test_no_number_of_gpus_is_tried_without_a_schedule_for_the_stages(
     assert estimated_outer(replace(asked, launcher=launcher)) < estimated_outer(asked)
 
 
-@pytest.mark.parametrize("launcher", ["accelerate", "torchtitan", "megatron-lm", "none"])
-@pytest.mark.parametrize("asked", [
+FEW_SIZES = [
     {"pin": {"micro_batch_size": 4, "zero_stage": 2}},
     {"pin": {"context_parallel_size": 1}, "constraints": ("data_parallel_size % 2 == 0",)},
     {"pin": {"weight_shard_size": 1, "num_microbatches": 1, "pipeline_parallel_size": 8}},
     {"bounds": {"data_parallel_size": (3, 5)}},
-])  # fmt: skip
+]
+
+
+@pytest.mark.parametrize("launcher", ["accelerate", "torchtitan", "megatron-lm", "none"])
+@pytest.mark.parametrize("asked", FEW_SIZES)
+def test_clusters_of_more_nodes_learn_from_those_of_fewer(launcher: str, asked: dict[str, object]) -> None:
+    legal_on: LegalOn = {}
+    for nodes in (1, 2, 3, 5):
+        problem = a_problem(model=SHALLOW, cluster=a_cluster(num_nodes=nodes), batch=8, **asked)
+        problem = replace(problem, launcher=launcher)
+        assert numbers_of_gpus(problem, legal_on) == numbers_of_gpus(problem)
+
+
+@pytest.mark.parametrize("launcher", ["accelerate", "torchtitan", "megatron-lm", "none"])
+@pytest.mark.parametrize("asked", FEW_SIZES)
 def test_numbers_of_gpus_are_those_of_the_legal_rows(launcher: str, asked: dict[str, object]) -> None:
     # 24 GPUs and 8 sequences: few rows use all of them, so that most numbers are refuted unwritten
     problem = a_problem(model=SHALLOW, cluster=a_cluster(num_nodes=3), batch=8, **asked)
@@ -261,6 +275,18 @@ def test_numbers_of_gpus_are_those_of_the_legal_rows(launcher: str, asked: dict[
     assert numbers_of_gpus(problem) == tuple(np.unique(rows.num_gpus)[::-1].tolist())
     wide = enumerate_space(problem, wide=True)
     assert bool(len(rows)) == bool(wide.num_legal)
+
+
+@pytest.mark.parametrize(("nodes", "asked"), [
+    (13, {}),  # 104 GPUs need a factor of 13, which neither the axes nor the batch have
+    (1, {"constraints": ("num_gpus <= 6",)}),  # 8 GPUs share 48 sequences: the request leaves two out
+    (1, {"pin": {"data_parallel_size": 6}}),
+])  # fmt: skip
+def test_idle_gpus_are_laid_to_the_limits_of_the_request_too(nodes: int, asked: dict[str, object]) -> None:
+    batch = 48 if asked else 64
+    problem = a_problem(model=SHALLOW, cluster=a_cluster(num_nodes=nodes), batch=batch, **asked)
+    (said,) = enumerate_space(problem).warnings
+    assert said.endswith("the pins, bounds and constraints of the request") == bool(asked)
 
 
 def test_numbers_of_gpus_far_below_the_largest_are_not_searched_with_it() -> None:
