@@ -440,22 +440,30 @@ def launchers_of_stack(stack: str) -> tuple[str, ...]:
 
 
 def deciding_group(cluster: ClusterSpec) -> NodeGroup:
-    """Return the group that sets the pace: the lowest dense bf16 peak, behind the slowest links.
+    """Return the group that sets the pace: the slowest matrix products, memory and links of all groups.
 
     Its islands are the smallest ones: a collective waits for the group that crosses most of them.
     """
-    slowest = min(cluster.groups, key=lambda group: group.gpu.peak_bf16_flops)
+    slowest = min(cluster.groups, key=_pace_of)
     narrowest = min(cluster.groups, key=lambda group: group.island_gpus)
     networks = [group.inter_node for group in cluster.groups]
     if cluster.between_groups is not None and not cluster.is_homogeneous:
         networks.append(cluster.between_groups)
+    hbm_bytes_per_s = min(group.gpu.hbm_bytes_per_s for group in cluster.groups)
     return replace(
         slowest,
+        gpu=replace(slowest.gpu, hbm_bytes_per_s=hbm_bytes_per_s),
         gpus_per_node=narrowest.gpus_per_node,
         island_gpus=narrowest.island_gpus,
         intra_node=min((group.intra_node for group in cluster.groups), key=lambda link: link.bytes_per_s),
         inter_node=min(networks, key=lambda link: link.payload_bytes_per_s),
     )
+
+
+def _pace_of(group: NodeGroup) -> tuple[float, float, str]:
+    """Return the rate of large products, FLOP/s, then of memory, bytes/s: of equal GPUs any will do."""
+    share = operators_of(group.gpu, group.inter_node.kind).gemm["fp16"]  # every type has one
+    return group.gpu.peak_bf16_flops * share, group.gpu.hbm_bytes_per_s, group.gpu.slug
 
 
 def default_profile(cluster: ClusterSpec, launcher_or_framework: str) -> Profile:
@@ -482,10 +490,12 @@ def _mixed_warning(cluster: ClusterSpec, profile: Profile, launcher_or_framework
     if launcher_or_framework in able:
         link = ". No link between the groups given: using the slower of their networks"
         return "mixed cluster: each stage runs on one node group" + link * (cluster.between_groups is None)
+    slug, gpus = profile.group.gpu.slug, [group.gpu for group in cluster.groups]
+    narrowest = min(gpus, key=lambda gpu: (gpu.hbm_bytes_per_s, gpu.slug != slug)).slug
+    slowest = slug if narrowest == slug else f"{slug} for products, {narrowest} for memory traffic"
     return (
-        "mixed cluster: every stage runs at the speed of the slowest GPU "
-        f"({profile.group.gpu.slug}). To place stages on node groups, use --launcher "
-        f"{' or '.join(able)}"
+        f"mixed cluster: every stage runs at the speed of the slowest GPU ({slowest}). "
+        f"To place stages on node groups, use --launcher {' or '.join(able)}"
     )
 
 

@@ -32,6 +32,7 @@ from meshwright.solver.cost.objective import (
 from meshwright.solver.explain.certainty import with_odds
 from meshwright.solver.explain.reasons import unsaid, with_reasons
 from meshwright.solver.explain.sentences import loading_warnings
+from meshwright.solver.planner.fewer_words import with_fewer_words
 from meshwright.solver.planner.fewest_nodes import differing_gpus, explained_search, fewest
 from meshwright.solver.planner.variants import (
     WORTH_A_PACKAGE,
@@ -328,6 +329,7 @@ def _of_variants(
     behind = _FOLLOWING * len(packaged)
     with left_to_planner():
         answered, left = _answered(problem, variants, watch, run, on_progress, known=known, behind=behind)
+        answered = with_fewer_words(problem, profile, answered, run, watch, settle=settle)
     if explains_none:
         answered = _with_reasons_of_none(problem, answered, watch, settle)
     if not any(one.answer.plans for one in answered):  # else the changes for the others are not shown

@@ -44,7 +44,6 @@ from meshwright.solver.configuration import (
     distinct,
     is_one_of,
 )
-from meshwright.solver.cost.objective import is_plain
 from meshwright.solver.problem import (
     Problem,
     are_named,
@@ -1046,7 +1045,7 @@ def searched_space(
 
 def _row_limit(problem: Problem, most: int, one_by_one: bool) -> int:
     """Return a limit of legal rows, scaled to the kinds of recomputation that are searched."""
-    most = most // _WRITTEN if one_by_one or not is_plain(problem) else most
+    most = most // _WRITTEN if one_by_one else most
     every = replace(problem, options=replace(problem.options, recompute_kinds=()))
     some, all_kinds = (len(chunkings_of(one, min(2, one.model.num_layers))) for one in (problem, every))
     return most * some // all_kinds

@@ -13,12 +13,17 @@ from meshwright.profiles.profile import default_profile
 from meshwright.profiles.units import GIB
 from meshwright.solver.answer import Answer
 from meshwright.solver.configuration import mesh_of
-from meshwright.solver.problem import Problem, on_gpus
+from meshwright.solver.problem import PER_GPU, Objective, Problem, on_gpus
 from meshwright.solver.search.fewer_gpus import IDLE
 from meshwright.solver.search.gpu_seconds import least_gpu_s, least_pass_gpu_s
 from meshwright.solver.search.priced_space import priced_rows
 from meshwright.solver.search.search import search
-from meshwright.solver.space.enumerate import is_of_fewer, searched_space
+from meshwright.solver.space.enumerate import (
+    enumerate_space,
+    is_of_fewer,
+    numbers_of_gpus,
+    searched_space,
+)
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
 from tests.draws import draws
 from tests.property.exhaustive import candidates_s
@@ -138,6 +143,25 @@ def test_the_best_step_is_the_least_over_all_numbers_of_nodes_and_never_rises_wi
         assert chosen_s == pytest.approx(min(some.values()), rel=1e-9)
         assert {-(-plan.config.num_gpus // EACH) for plan in chosen.plans} <= {*named}
         assert chosen.bound_step_time_s is None or chosen.bound_step_time_s <= chosen_s * ROUNDING
+
+
+@given(few_nodes(), st.sampled_from(PER_GPU), st.sampled_from([0.5, 1.0]))
+@settings(max_examples=EXAMPLES, deadline=None)
+def test_what_rates_a_gpu_ranks_plans_by_step_on_as_many_gpus(
+    problem: Problem, objective: Objective, share: float
+) -> None:
+    """Also where all candidates are just as many as are searched, or twice as many."""
+    problem = replace(problem, options=replace(problem.options, pin={"context_parallel_size": 1}))
+    profile, counts = default_profile(problem.cluster, problem.launcher), numbers_of_gpus(problem)
+    rated = replace(problem, options=replace(problem.options, objective=objective))
+    few = round(share * enumerate_space(on_gpus(problem, counts), legal_only=True, wide=True).num_legal)
+    with patch("meshwright.solver.space.enumerate._FEW", few):
+        answer, by_step = (search(one, profile) for one in (rated, on_gpus(problem, counts)))
+    assert (answer.status, answer.space) == (by_step.status, by_step.space)
+    assert steps_s(answer) == pytest.approx(steps_s(by_step), rel=1e-9)
+    assert [plan.config for plan in answer.plans] == [plan.config for plan in by_step.plans]
+    assert answer.bound_step_time_s == pytest.approx(by_step.bound_step_time_s, rel=1e-9)
+    assert answer.gap == pytest.approx(by_step.gap, rel=1e-6, abs=1e-12)
 
 
 @pytest.mark.parametrize(("used", "each"), [(4, 5), (4, 7), (6, 7), (6, 8)])

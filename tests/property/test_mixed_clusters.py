@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from meshwright.profiles.profile import default_profile
 from meshwright.profiles.units import GIB
+from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.clock import Watch
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.cost.evaluation import evaluate
@@ -294,3 +295,32 @@ def test_every_plan_passes_the_independent_check(problem: Problem) -> None:
         assert plan.config.num_gpus <= problem.cluster.num_gpus
         assert answer.bound_step_time_s is not None
         assert answer.bound_step_time_s <= plan.prediction.step_time_s
+
+
+@pytest.mark.parametrize("kinds", [
+    ("h100-sxm-80gb", "h200-sxm-141gb"),  # the same products, other memory
+    ("a100-sxm-80gb", "a100-sxm-40gb"),
+    ("a100-sxm-80gb", "l40s"),  # one has the slower products, the other the slower memory
+    ("h100-sxm-80gb", "a100-sxm-80gb"),
+])  # fmt: skip
+@pytest.mark.parametrize("sizes", [(1, 1), (8, 1), (2, 2)])
+def test_a_mesh_over_unlike_nodes_is_no_faster_than_over_either_kind(
+    kinds: tuple[str, str], sizes: tuple[int, int]
+) -> None:
+    mesh = dict(zip(("tensor_parallel_size", "pipeline_parallel_size"), sizes, strict=True))
+
+    def step_s(*gpus: str) -> float:
+        problem = parse_problem({
+            "model": {"name": "llama-3.2-3b"},
+            "cluster": {"groups": [{"gpu": gpu, "num_nodes": 1, "gpus_per_node": 8} for gpu in gpus]},
+            "workload": {"global_batch_size": 64, "seq_length": 4096},
+            "launcher": "megatron-lm",
+            "search": {"certify": "none", "pin": {**mesh, "micro_batch_size": 1}},
+        })  # fmt: skip
+        found = search(problem, default_profile(problem.cluster, "megatron-lm"))
+        return found.plans[0].prediction.step_time_s
+
+    one, other = kinds
+    both_s = step_s(one, other)
+    assert both_s == step_s(other, one)
+    assert both_s >= max(step_s(one, one), step_s(other, other))

@@ -343,6 +343,13 @@ def test_a_search_that_weighs_its_rows_one_by_one_keeps_to_the_usual_candidates_
     assert found == [True, False]
 
 
+@pytest.mark.parametrize("objective", ["tokens_per_s_per_gpu", "energy_per_token"])
+def test_candidates_are_as_few_under_every_objective(objective: str) -> None:
+    problem = a_problem(cluster=a_cluster(num_nodes=1), batch=512, objective=objective)
+    assert 4 * enumerate_space(problem, legal_only=True, wide=True).num_legal > 400_000
+    assert searched_space(problem, ways=4).every
+
+
 def test_a_ring_cuts_the_tokens_of_two_ranks_and_more_into_slices() -> None:
     ring = "2 * context_parallel_size divides the sequence"
 
