@@ -14,6 +14,7 @@ from meshwright.solver.planner.least_memory import default_launcher
 from meshwright.solver.planner.levers.levers import has_levers, levers_of
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import OnProgress, Problem, ShouldStop
+from meshwright.solver.space.launcher_choice import without_files
 
 _SEARCHED = "meshwright explain --levers"
 # Of the time limit: what levers may take if a search left none, and the work of their searches.
@@ -45,5 +46,7 @@ def ask_and_compare(
     if problem.launcher == "any":
         return answer
     choice = default_launcher(problem)
-    own = {"launcher": choice.sentence} if choice.launcher == problem.launcher else {}
-    return replace(answer, notes={**answer.notes, **own})
+    if choice.launcher != problem.launcher:
+        return answer
+    warnings = (*answer.warnings, *without_files(problem, choice))
+    return replace(answer, notes={**answer.notes, "launcher": choice.sentence}, warnings=warnings)

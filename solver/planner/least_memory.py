@@ -22,6 +22,7 @@ from meshwright.solver.search.priced_space import have_room, priced_rows, weighe
 from meshwright.solver.space.enumerate import enumerate_space, is_too_large
 from meshwright.solver.space.launcher_choice import (
     LauncherChoice,
+    as_asked_of_any,
     bound,
     chosen_launcher,
     launchers_able,
@@ -97,6 +98,7 @@ _FEW_GPUS = 16  # on which a launcher's least memory takes some hundredths of a 
 
 def default_launcher(problem: Problem) -> LauncherChoice:
     """Return the launcher of a question that names none: the first that can, and has room."""
+    problem = as_asked_of_any(problem)
     choice = chosen_launcher(problem)
     if choice.launcher == "none" or not choice.able:
         return choice

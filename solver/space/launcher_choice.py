@@ -142,6 +142,17 @@ def bound(problem: Problem, launcher: str) -> Problem:
     return replace(under, workload=work)
 
 
+def as_asked_of_any(problem: Problem) -> Problem:
+    """Return a question as one that names no launcher, where its own adapts the layers that it does anyway.
+
+    Others would then adapt theirs, so that names of layers keep none of them from it.
+    """
+    work, able = problem.workload, launcher_capabilities(problem.launcher)
+    if not work.lora_rank or work.lora_targets != able.default_targets(problem.model):
+        return problem
+    return replace(problem, launcher="any", workload=replace(work, lora_targets=ALL_LINEAR))
+
+
 def launcher_faults(problem: Problem, launcher: str) -> Iterator[FieldError]:
     """Yield what keeps a launcher from the question, whatever the configuration."""
     able, own = launcher_capabilities(launcher), bound(problem, launcher)
@@ -171,6 +182,39 @@ def launchers_able(problem: Problem) -> tuple[str, ...]:
     """Return the launchers that can express a question, in their order for it, without ``none``."""
     names = (name for name in preferred(problem)[1] if name != "none")
     return tuple(name for name in names if next(launcher_faults(problem, name), None) is None)
+
+
+def without_files(problem: Problem, choice: LauncherChoice) -> Iterator[str]:
+    """Yield why a question gets no launch files, and which launcher it gets without one of its options."""
+    if choice.launcher != "none" or not choice.refused:
+        return
+    faults = dict(choice.refused)
+    for words, other in _without_an_option(as_asked_of_any(problem)):
+        name = chosen_launcher(other).launcher
+        if name in faults and name != "none":
+            yield f"no launch files: {faults[name]}. {words}: launcher {name}"
+            return
+    yield f"no launch files: {choice.refused[0][1]}, and no other launcher can"
+
+
+def _without_an_option(problem: Problem) -> Iterator[tuple[str, Problem]]:
+    """Yield a question without each of the options that launchers may lack, with what to change."""
+    work, options = problem.workload, problem.options
+    for name, value in options.pin.items():
+        pins = {other: pinned for other, pinned in options.pin.items() if other != name}
+        yield f"Without --pin {name}={value}", replace(problem, options=replace(options, pin=pins))
+    if work.precision != "bf16" and all("bf16" in group.gpu.peak_flops for group in problem.cluster.groups):
+        stated = {
+            name: value for name, value in work.framework_options.items() if name != "precision_recipe"
+        }
+        in_bf16 = replace(work, precision="bf16", framework_options=stated)
+        yield "With --precision bf16", replace(problem, workload=in_bf16)
+    if work.optimizer != "adamw":
+        yield "With --optimizer adamw", replace(problem, workload=replace(work, optimizer="adamw"))
+    for name in work.framework_options:
+        stated = {other: value for other, value in work.framework_options.items() if other != name}
+        other = replace(problem, workload=replace(work, framework_options=stated))
+        yield f"Without --framework-options {name}", other
 
 
 def started_otherwise(problem: Problem) -> str:

@@ -127,10 +127,20 @@ def _of_launcher(
 
 
 def of_launchers_without_room(problem: Problem, answer: Answer, find: Find) -> Iterator[Lever]:
-    """Yield what saves under a preferred launcher that lacks room, and has it with one change more.
+    """Yield what saves under a launcher of ``without_room``; of the changes of numerics the fastest."""
+    for alike in without_room(problem):
+        found = list[Lever]()
+        for change in alike:
+            look()
+            plans, _ = find(change)
+            found += levers_of_best(problem, answer, change, plans)
+        yield from sorted(found, key=lambda one: -one.saves)[:1]
 
-    ``default_launcher`` passes it over, so that a user who asks for the change alone gets that launcher. Of
-    the changes of numerics the fastest counts.
+
+def without_room(problem: Problem) -> Iterator[list[Change]]:
+    """Yield the changes that may give room to a preferred launcher that lacks it: numerics, and offload.
+
+    ``default_launcher`` passes it over, so that a user who asks for the change alone gets that launcher.
     """
     better = _better(problem)
     for other in of_each_stack(problem):
@@ -138,13 +148,7 @@ def of_launchers_without_room(problem: Problem, answer: Answer, find: Find) -> I
         if name not in better or _TARGETS in other.settings or may_have_room(other.problem):
             continue
         for alike in ((*of_fewer_bits(other.problem), *bases(other.problem)), offload(other.problem)):
-            found = list[Lever]()
-            for change in alike:
-                look()
-                under = _under(other, change)
-                plans, _ = find(under)
-                found += levers_of_best(problem, answer, under, plans)
-            yield from sorted(found, key=lambda one: -one.saves)[:1]
+            yield [_under(other, change) for change in alike]
 
 
 def precisions_elsewhere(problem: Problem) -> Iterator[Change]:

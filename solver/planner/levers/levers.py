@@ -39,6 +39,7 @@ from meshwright.solver.planner.levers.launchers import (
     of_launchers,
     of_launchers_without_room,
     precisions_elsewhere,
+    without_room,
 )
 from meshwright.solver.planner.levers.nearby import (
     plans_near,
@@ -50,12 +51,13 @@ from meshwright.solver.planner.levers.neighbours import (
     batches,
     batchings,
     near_batches,
+    near_lengths,
     neighbours,
     rounder_numbers,
 )
 from meshwright.solver.planner.levers.nodes import one_group_alone, saving_nodes
 from meshwright.solver.planner.levers.numerics import bases, lighter, of_fewer_bits, precisions, worth_both
-from meshwright.solver.planner.levers.recipes import packaged, published, relaid
+from meshwright.solver.planner.levers.recipes import as_published, packaged, published, relaid
 from meshwright.solver.planner.levers.searched import (
     by_score,
     has_stages,
@@ -88,10 +90,10 @@ def levers_of(
         profile: its costs.
         answer: its plans.
         watch: its time; what is not tried before it ends is left out.
-        looks: looks at the clock of all searches of changes. Batches get as many again, offload too,
-            launchers twice as many, those with adapters on other layers as many again, and a power limit
-            four times as many. Where they end a search, what is near counts. A search on unlike nodes or on
-            one of their groups ends after the seconds of so many looks.
+        looks: looks at the clock of all searches of changes. Batches get as many again, neighbours and
+            offload too, launchers twice as many, those with adapters on other layers as many again, and a
+            power limit four times as many. Where they end a search, what is near counts. A search on unlike
+            nodes or on one of their groups ends after the seconds of so many looks.
     """
     if not has_levers(problem, answer):
         return ()
@@ -128,7 +130,8 @@ def levers_of(
         found += lighter(own, profile, answer, searches)
         found += _under_others(own, profile, answer, looks=2 * looks)
         found += of_launchers_without_room(own, answer, find)
-        found += neighbours(own, profile, answer, find)
+        beside = partial(find, searches=WorkWatch(looks=looks))
+        found += neighbours(own, profile, answer, beside)
         found += relaid(own, answer, recipes, find)
         found += _by_score(ranked, profile, answer, found, looks=looks)
     return in_order(_without_batches(problem, [*found, *packaged(problem, profile, answer)]))
@@ -250,13 +253,25 @@ def _by_score(
     per_gpu = problem.options.objective in PER_GPU and leaves_idle(problem, answer)
     if not (per_gpu or counts_busy(problem)):
         return found
-    for change in (*near_batches(problem), *of_fewer_bits(problem), *_changes_by(problem, problem)):
+    for change in _changes_by_score(problem, profile):
         saved = max((one.saves for one in known if one.settings == change.settings), default=0.0)
         work = WorkWatch(looks=round(left / 2))
         with work.cut():
             found += by_score(problem, change, profile, answer, saved=saved)
         left -= round(left / 2) - work.looks_left
     return worth_both(found)
+
+
+def _changes_by_score(problem: Problem, profile: Profile) -> Iterator[Change]:
+    """Yield every change, likely ones first, for later ones get less work."""
+    yield from near_batches(problem)
+    yield from of_fewer_bits(problem)
+    yield from _changes_by(problem, problem)
+    yield from near_lengths(problem)
+    yield from precisions_elsewhere(problem)
+    for alike in without_room(problem):
+        yield from alike
+    yield from as_published(problem, profile)
 
 
 def _without_time_levers(
@@ -267,7 +282,8 @@ def _without_time_levers(
         return _of_placed_stages(problem, profile, answer, seconds=looks / LOOKS_PER_S)
     if problem.options.gpus == "fewest":
         return saving_nodes(problem, profile, answer)
-    return iter(_by_score(problem, profile, answer, looks=looks))
+    by_score = _by_score(problem, profile, answer, looks=looks)
+    return iter((*by_score, *packaged(problem, profile, answer, scored=True)))
 
 
 def _of_placed_stages(

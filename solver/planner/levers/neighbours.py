@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from meshwright.profiles.capabilities import launcher_capabilities
@@ -26,7 +26,8 @@ from meshwright.solver.space.launcher_rules import packing_faults
 
 def rounder_numbers(problem: Problem) -> list[Change]:
     """Return the roundest batch and length nearby."""
-    return [*near_batches(problem)[:1], *_near_lengths(problem)[:1]]
+    batch = problem.workload.global_batch_size
+    return [*_batches_of(problem, rounder(batch)[:1]), *near_lengths(problem)[:1]]
 
 
 _NEAR = 0.25  # of the batch: how far a neighbour that divides better may be
@@ -39,9 +40,10 @@ def batches(problem: Problem) -> Iterator[Change]:
     if "num_microbatches" in problem.options.named:
         return
     near = (batch // gpus * gpus, -(-batch // gpus) * gpus)
-    searched = (batch, *rounder(batch))  # what is asked, and its neighbours
+    searched = (batch, *rounder(batch), *_shared_nearby(batch, gpus))  # what is asked, and its neighbours
     shared = [size for size in near if size and abs(size - batch) <= _NEAR * batch]
-    sizes = dict.fromkeys((*(shared or _sharing_most(problem)), 2 * batch))
+    nearest = {*shared} & {*searched}  # who may have that needs none farther away
+    sizes = dict.fromkeys((*(nearest or shared or _sharing_most(problem)), 2 * batch))
     for size in (size for size in sizes if size not in searched):
         yield Change(
             kind="batch",
@@ -89,12 +91,32 @@ def rounder(number: int) -> list[int]:
     return sorted(found, key=lambda one: (one != roundest, abs(one - number)))
 
 
+_INNER = (1, 2, 4, 8)  # tensor ranks or stages of a replica: a search of each takes up to a second
+
+
+def _shared_nearby(batch: int, gpus: int) -> list[int]:
+    """Return the nearest batches that as many replicas of 1 to 8 GPUs share as there may be, nearest first.
+
+    None where all GPUs share the batch. Powers of two say nothing of numbers of GPUs such as 31 or 104.
+    """
+    reach, found = max(1, batch // _REACH), set[int]()
+    if sharing(batch, gpus) == gpus:
+        return []
+    for replicas in {gpus // inner for inner in _INNER} - {0}:
+        found.add((batch + replicas // 2) // replicas * replicas)
+    others = found - {0, batch, *rounder(batch)}
+    return sorted(
+        (size for size in others if abs(size - batch) <= reach), key=lambda size: abs(size - batch)
+    )
+
+
 def neighbours(problem: Problem, profile: Profile, answer: Answer, find: Find) -> Iterator[Lever]:
     """Yield the nearest batch and the nearest length that train enough faster, each found by a search.
 
     One counts where it saves as much as any, within what a change is worth naming for. The roundest one is
     asked first: where it does not save enough, no nearer one does, unless GPUs are left idle: 14 sequences
-    are 14 replicas. Where ``find`` proves nothing, the best plan nearby counts.
+    are 14 replicas. There batches that more GPUs share count, too. Where ``find`` proves nothing, the best
+    plan nearby counts.
     """
     work, idle = problem.workload, leaves_idle(problem, answer)
     own = {"workload.global_batch_size": work.global_batch_size, "workload.seq_length": work.seq_length}
@@ -106,7 +128,7 @@ def neighbours(problem: Problem, profile: Profile, answer: Answer, find: Find) -
     def distance(lever: Lever) -> int:
         return sum(abs(int(lever.settings[path]) - own[path]) for path in lever.settings)
 
-    for changes in (_near_lengths(problem), near_batches(problem)):  # lengths take less work
+    for changes in (near_lengths(problem), near_batches(problem)):  # lengths take less work
         found, most = list[Lever](), 0.0
         for change in changes:
             look()
@@ -123,7 +145,12 @@ def _in_each_step(more: int) -> str:
 
 
 def near_batches(problem: Problem) -> list[Change]:
-    """Return the rounder batches beside the request's own, the roundest first."""
+    """Return rounder batches nearby, the roundest first, and those that more GPUs share."""
+    batch, gpus = problem.workload.global_batch_size, usable_gpus(problem)
+    return _batches_of(problem, [*rounder(batch), *_shared_nearby(batch, gpus)])
+
+
+def _batches_of(problem: Problem, sizes: Sequence[int]) -> list[Change]:
     work = problem.workload
     if "num_microbatches" in problem.options.named:
         return []
@@ -135,11 +162,12 @@ def near_batches(problem: Problem) -> list[Change]:
             problem=replace(problem, workload=replace(work, global_batch_size=size)),
             settings={"workload.global_batch_size": size},
         )
-        for size in rounder(work.global_batch_size)
+        for size in sizes
     ]
 
 
-def _near_lengths(problem: Problem) -> list[Change]:
+def near_lengths(problem: Problem) -> list[Change]:
+    """Return the rounder lengths beside the request's own, the roundest first."""
     work, most = problem.workload, problem.model.max_position_embeddings
     if work.lengths is not None or work.images_per_sample:
         return []

@@ -80,12 +80,18 @@ def by_score(
     groups = searched_together([one for some in groups_of(change, profile) for one in some])
     plans, _ = fastest_within(groups, within_s, with_fewer=False)
     for best in plans[:1]:
-        saved = 1.0 - _score_per_token(best.way, profile, best) / now_s
-        yield replace(
-            as_lever(problem, answer, change, best),
-            saves=saved,
-            at_least=not best.proved or bool(first.launchers),
-        )
+        yield lever_by_score(problem, profile, answer, change, best)
+
+
+def lever_by_score(problem: Problem, profile: Profile, answer: Answer, change: Change, best: Best) -> Lever:
+    """Return a change with its plan and what that saves of what plans are ranked by, for each token."""
+    first = answer.ranking[0]
+    now_s = _score_per_token(settled_problem(first, problem), profile, first)
+    return replace(
+        as_lever(problem, answer, change, best),
+        saves=1.0 - _score_per_token(best.way, profile, best) / now_s,
+        at_least=not best.proved or bool(first.launchers),
+    )
 
 
 def _score_per_token(problem: Problem, profile: Profile, plan: Plan | Best) -> float:

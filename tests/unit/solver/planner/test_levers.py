@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -19,12 +20,21 @@ from meshwright.solver.clock import Watch, WorkWatch, look
 from meshwright.solver.planner import launchers
 from meshwright.solver.planner.launchers import ask_and_compare
 from meshwright.solver.planner.levers import launchers as of_launchers
+from meshwright.solver.planner.levers import levers as of_levers
 from meshwright.solver.planner.levers import numerics
+from meshwright.solver.planner.levers.change import under_first
 from meshwright.solver.planner.levers.levers import levers_of
-from meshwright.solver.planner.levers.neighbours import batches, batchings, near_batches, rounder
+from meshwright.solver.planner.levers.neighbours import (
+    batches,
+    batchings,
+    near_batches,
+    neighbours,
+    rounder,
+)
+from meshwright.solver.planner.levers.searched import proved_plans
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
-from tests.builders import a_problem
+from tests.builders import a_cluster, a_problem
 from tests.draws import seldom
 
 
@@ -477,3 +487,72 @@ def test_a_neighbour_that_more_ranks_can_share_is_named(
     assert [one.settings for one in found] == ([] if settings is None else [settings])
     assert all(one.saves > 0.03 and "results" in one.effect for one in found)
     assert len({str(one.settings) for one in answer.levers}) == len(answer.levers)  # none is named twice
+
+
+@pytest.mark.parametrize(
+    ("gpus", "batch", "sizes"),
+    [
+        (127, 512, [510, 508, 504, 527]),  # 15 replicas of 8 GPUs, 127, 63 of 2 GPUs, 31 of 4
+        (127, 256, [255, 254, 252, 248]),
+        (11, 32, [33, 30]),
+        (31, 64, [63, 62, 60]),
+        (128, 512, []),  # all share it
+        (104, 520, []),
+    ],
+)
+def test_batches_nearby_that_replicas_of_few_gpus_share_are_neighbours(
+    gpus: int, batch: int, sizes: list[int]
+) -> None:
+    cluster = a_cluster(num_nodes=gpus)
+    alone = replace(cluster.groups[0], gpus_per_node=1, island_gpus=1)
+    problem = a_problem(batch=batch, cluster=replace(cluster, groups=(alone,)))
+    found = [one.problem.workload.global_batch_size for one in near_batches(problem)]
+    assert found == [*rounder(batch), *sizes]
+
+
+def test_on_nodes_of_one_gpu_a_batch_nearby_that_keeps_them_busy_is_named() -> None:
+    """32 sequences keep 8 of 11 GPUs busy, 33 all of them."""
+    problem = parse_problem({
+        "model": {"name": "qwen3-0.6b"},
+        "cluster": {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 11, "gpus_per_node": 1}]},
+        "workload": {"global_batch_size": 32, "seq_length": 2048}, "launcher": "megatron-lm",
+        "search": {"top_k": 1, "certify": "none", "allow": ["none"]},
+    })  # fmt: skip
+    profile = default_profile(problem.cluster, problem.priced_as)
+    answer = ask(problem, profile)
+    own = under_first(problem, answer)
+    find = partial(proved_plans, own, profile=profile, answer=answer, searches=WorkWatch(looks=6000))
+    (named,) = neighbours(own, profile, answer, find)
+    assert named.settings == {"workload.global_batch_size": 33}
+    assert named.num_gpus == 11
+    assert named.saves > 0.1
+
+
+def test_where_gpus_are_idle_8_bits_elsewhere_and_lengths_are_sought_by_hours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """TRL has no 8 bits: who allows them and leaves the launcher open gets another."""
+    raw: dict[str, Any] = {
+        "model": {"name": "qwen3-0.6b"},
+        "cluster": {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 8}]},
+        "workload": {"global_batch_size": 5, "seq_length": 4097}, "launcher": "trl",
+        "search": {"top_k": 1, "certify": "none", "objective": "gpu_hours_per_token"},
+    }  # fmt: skip
+    problem = parse_problem(raw)
+    profile = default_profile(problem.cluster, problem.priced_as)
+    sought = [one.settings for one in of_levers._changes_by_score(problem, profile)]
+    assert {"workload.seq_length": 4096} in sought
+    for name in ("_changes_by", "of_fewer_bits", "near_batches", "near_lengths", "as_published"):
+        monkeypatch.setattr(of_levers, name, lambda *_: [])  # what takes long and is not asked about
+    answer = ask(problem, profile)
+    assert answer.ranking[0].config.num_gpus < 8
+    levers = levers_of(problem, profile, answer, Watch(time_limit_s=60), looks=6000)
+    (named,) = (one for one in levers if one.kind == "precision")
+    other = parse_problem(raw | {
+        "launcher": named.settings["launcher"],
+        "search": raw["search"] | {"allow": named.settings["search.allow"]},
+    })  # fmt: skip
+    found = ask(other, default_profile(other.cluster, other.priced_as))
+    now, then = ((one.objective and one.objective.value) or 0.0 for one in (answer, found))
+    assert named.saves > 0.1
+    assert 1.0 - then / now == pytest.approx(named.saves, abs=0.005)

@@ -19,7 +19,13 @@ from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.library import find_model
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
-from meshwright.solver.space.launcher_choice import chosen_launcher, launcher_faults, launchers_able
+from meshwright.solver.planner.least_memory import default_launcher
+from meshwright.solver.space.launcher_choice import (
+    chosen_launcher,
+    launcher_faults,
+    launchers_able,
+    without_files,
+)
 
 MODELS = [path.stem for path in sorted((CATALOG / "models").glob("*.yaml"))[::4]]
 WORKLOAD = {"global_batch_size": 16, "seq_length": 2048}
@@ -156,3 +162,31 @@ def test_the_choice_depends_on_no_launcher_that_the_problem_names() -> None:
     assert chosen_launcher(problem).launcher == "trl"
     assert next(launcher_faults(problem, "megatron-lm")).pointer == "/workload/lora_rank"
     assert "megatron-lm" not in launchers_able(problem)
+
+
+@pytest.mark.parametrize(
+    ("asked", "pin", "said", "instead"),
+    [
+        ({"lora_rank": 16}, {"zero_stage": 1}, "trl cannot run zero_stage = 1 (pinned)", "trl"),
+        ({"precision": "fp8"}, {}, "accelerate doesn't support fp8", "accelerate"),
+        ({"optimizer": "muon", "lora_rank": 16}, {}, "trl doesn't support muon", "trl"),
+        ({"lora_rank": 16}, {}, "", "trl"),
+    ],
+)
+def test_where_an_option_leaves_no_launcher_it_is_named_with_the_one_it_costs(
+    asked: dict[str, Any], pin: dict[str, int], said: str, instead: str
+) -> None:
+    """Layers with adapters are then no reason: each launcher adapts its own."""
+    raw = request("gemma-3-12b", **asked)
+    problem = parse_problem(raw | {"search": {"pin": pin}})
+    choice = default_launcher(problem)
+    assert choice.launcher == problem.launcher
+    assert "modules called" not in choice.sentence
+    if not said:
+        assert (problem.launcher, [*without_files(problem, choice)]) == (instead, [])
+        return
+    (line,) = without_files(problem, choice)
+    assert line.startswith(f"no launch files: {said}. With")
+    assert line.endswith(f"launcher {instead}")
+    plain = request("gemma-3-12b", **{name: value for name, value in asked.items() if name == "lora_rank"})
+    assert parse_problem(plain).launcher == instead
