@@ -435,11 +435,12 @@ def _counts(answer: Answer, problem: Problem) -> Iterator[str]:
         yield figures.with_options(
             f"The best of all numbers of nodes. A line for each: --sweep num_nodes={few}"
         )
-    elif not counts and most > 1 and problem.cluster.is_homogeneous and options.objective in _OF_FEW:
-        yield figures.with_options(
-            f"On all {most} nodes. Fewer may be better by this objective: --num-nodes 1:{most} with --gpu "
-            "or --cluster searches all"
-        )
+    elif not counts and most > 1 and options.objective in _OF_FEW:
+        fewer = f"--num-nodes 1:{most} with --gpu or --cluster searches all"
+        if not problem.cluster.is_homogeneous:
+            of_groups = [group.num_nodes * group.gpus_per_node for group in problem.cluster.groups]
+            fewer = f'--constraint "num_gpus <= {max(of_groups)}" searches those'
+        yield figures.with_options(f"On all {most} nodes. Fewer may be better by this objective: {fewer}")
 
 
 def _notes(answer: Answer, problem: Problem) -> tuple[str, ...]:

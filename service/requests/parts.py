@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import product
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,13 +15,11 @@ from meshwright.profiles.capabilities import (
 from meshwright.profiles.cluster import LEAST_POWER_SHARE, MAX_NODES, Reliability, power_of
 from meshwright.profiles.documents import pointer, without_version
 from meshwright.profiles.errors import FieldError, InvalidProblemError
-from meshwright.profiles.optimizers import UNPAGED
-from meshwright.profiles.switches import NO_SWITCH, switches
+from meshwright.profiles.switches import switches
 from meshwright.service.requests.fields import MAX_BATCH, POST_TRAINING
-from meshwright.solver.configuration import PLACED_ONLY, SHORT_NAMES, VARIABLES, WORDS
-from meshwright.solver.problem import Problem, SearchOptions
-from meshwright.solver.space.expressions import Node, names_in
-from meshwright.solver.space.request_rules import constraint_of, holds_for
+from meshwright.solver.configuration import SHORT_NAMES, VARIABLES, WORDS
+from meshwright.solver.problem import Problem
+from meshwright.solver.space.placed_limits import placed_faults
 
 # --------------------------------------------------------------------------------------------------
 # What every part of a request has in common.
@@ -194,85 +191,8 @@ def batches_to_json(problem: Problem) -> int | list[int]:
     return [*problem.options.batch_sizes, largest] if problem.options.batch_sizes else largest
 
 
-# --------------------------------------------------------------------------------------------------
-# Limits on what the search that places stages on unlike node groups does not vary.
-
-
-Values = Mapping[str, tuple[int | str, ...]]
-
-
-_NO_CHUNKS = ": no launcher here interleaves chunks over unlike groups"  # fs: train/arguments.py:151
-_WHY = {"virtual_pipeline_size": _NO_CHUNKS, "pipeline_schedule": _NO_CHUNKS}
-
-
-def placed_limit_faults(problem: Problem) -> Iterator[FieldError]:
-    """Check that the limits of the request leave each variable a value.
-
-    Else the answer would be that nothing fits, proved, in a space that never held what was asked for.
-    """
-    values = _searched(problem)
-    yield from _constraint_faults(problem, values)
-    for name, every in values.items():
-        for section in _emptied(problem.options, name, every):
-            allowed = ", ".join(map(str, every))
-            yield FieldError(
-                pointer=pointer("search", section, name),
-                message=f"only {allowed} is searched where stages are placed on node groups"
-                + _WHY.get(name, ""),
-                allowed=allowed,
-                nearest=str(every[0]),
-            )
-
-
-def _searched(problem: Problem) -> Values:
-    values: dict[str, tuple[int | str, ...]] = {name: (only,) for name, only in PLACED_ONLY.items()}
-    values["pipeline_schedule"] = ("none", "1f1b")
-    values["recompute_layers"] = (0, problem.model.num_layers)  # all of a stage's, or none
-    return values
-
-
-def _constraint_faults(problem: Problem, values: Values) -> Iterator[FieldError]:
-    """Yield the constraints (or parts joined by ``and``) on these variables that no value satisfies."""
-    for index, text in enumerate(problem.options.constraints):
-        for part in _parts(constraint_of(text)):
-            names = sorted(names_in(part))
-            if not names or not set(names) <= set(values) or _may_hold(part, names, values):
-                continue
-            searched = "; ".join(f"{name}: {', '.join(map(str, values[name]))}" for name in names)
-            yield FieldError(
-                pointer=pointer("search", "constraints", index),
-                message=f"where stages are placed on node groups only this is searched: {searched}",
-                allowed=searched,
-            )
-
-
-def _parts(node: Node) -> Iterator[Node]:
-    if node.sign != "and":
-        yield node
-        return
-    for operand in node.operands:
-        yield from _parts(operand)
-
-
-def _may_hold(node: Node, names: Sequence[str], values: Values) -> bool:
-    every = product(*(values[name] for name in names))
-    return any(holds_for(node, dict(zip(names, one, strict=True))) for one in every)
-
-
-def _emptied(options: SearchOptions, name: str, every: tuple[int | str, ...]) -> Iterator[str]:
-    if name in options.pin and options.pin[name] not in every:
-        yield "pin"
-    if set(every) <= set(options.forbid.get(name, ())):
-        yield "forbid"
-    if name in options.bounds:
-        low, high = options.bounds[name]
-        if not any(isinstance(value, int) and low <= value <= high for value in every):
-            yield "bounds"
-
-
 MAX_COUNTS = 64  # numbers of nodes that are ranked together
 MAX_SPAN = 4096  # numbers of nodes that are tried one after the other
-NOT_PLACED = "is not available for stages on different node groups"
 Nodes = Annotated[int, Field(ge=1, le=MAX_NODES)]
 
 
@@ -375,7 +295,7 @@ def unplaced(problem: Problem, at: str, what: str = "") -> FieldError | None:
 def run_limits(problem: Problem) -> Iterator[FieldError]:
     """Check that the numbers of nodes, the deadline and the objective go together, and with the cluster."""
     yield from _node_faults(problem)
-    yield from _placed_faults(problem)
+    yield from placed_faults(problem)
     options = problem.options
     if options.deadline_days is not None and options.total_tokens is None:
         yield FieldError(
@@ -438,24 +358,6 @@ def _power_faults(problem: Problem) -> Iterator[FieldError]:
             allowed=f"at least {least_kw:g}",
             nearest=f"{least_kw:g}",
         )
-
-
-def _placed_faults(problem: Problem) -> Iterator[FieldError]:
-    if not problem.places_stages:
-        return
-    options, paged = problem.options, problem.workload.optimizer in UNPAGED
-    beside = {
-        ("search", "objective"): options.objective != "step_time",
-        ("search", "pareto"): options.pareto,
-        ("search", "allow"): bool(set(options.allow) - {NO_SWITCH, *("offload",) * paged}),
-        ("workload", "global_batch_size"): bool(options.batch_sizes),
-        ("workload", "optimizer"): paged,  # its pages may leave
-    }
-    named = {"global_batch_size": "several batches", "optimizer": problem.workload.optimizer}
-    for path in (path for path, given in beside.items() if given):
-        what = named.get(path[-1], path[-1])
-        yield FieldError(pointer=pointer(*path), message=f"{what} {NOT_PLACED}")
-    yield from placed_limit_faults(problem)
 
 
 def _node_faults(problem: Problem) -> Iterator[FieldError]:

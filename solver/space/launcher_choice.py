@@ -24,6 +24,7 @@ from meshwright.solver.space.launcher_rules import (
     problem_faults,
     with_recipe,
 )
+from meshwright.solver.space.placed_limits import placed_faults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +147,7 @@ def launcher_faults(problem: Problem, launcher: str) -> Iterator[FieldError]:
     able, own = launcher_capabilities(launcher), bound(problem, launcher)
     yield from problem_faults(own, able)
     yield from pin_faults(own, able)
+    yield from placed_faults(own)
     yield from _options_of_others(own)
 
 

@@ -35,6 +35,7 @@ from meshwright.solver.planner.levers.change import (
 )
 from meshwright.solver.planner.levers.launchers import (
     launchers,
+    of_each_stack,
     of_launchers,
     of_launchers_without_room,
     precisions_elsewhere,
@@ -50,7 +51,7 @@ from meshwright.solver.planner.levers.neighbours import (
     batchings,
     near_batches,
     neighbours,
-    rounder_on_unlike_nodes,
+    rounder_numbers,
 )
 from meshwright.solver.planner.levers.nodes import one_group_alone, saving_nodes
 from meshwright.solver.planner.levers.numerics import bases, lighter, of_fewer_bits, precisions, worth_both
@@ -80,7 +81,7 @@ def levers_of(
     """Return the changes that save enough (``worth_of``), the best first; of launchers the fastest alone.
 
     Where plans are ranked by energy, or for each GPU and leave some idle, changes are searched by that. On
-    the fewest nodes, changes that save nodes. On unlike nodes, a rounder batch and length.
+    the fewest nodes, changes that save nodes.
 
     Args:
         problem: the request.
@@ -204,9 +205,18 @@ def changes_of(problem: Problem) -> Iterator[Change]:
 
 
 def _changes_by(ranked: Problem, problem: Problem) -> Iterator[Change]:
-    """Return the changes that may save what ranks plans; more GPUs that share a power save time alone."""
+    """Return the changes that may save what ranks plans, and launchers that can rank plans by it.
+
+    More GPUs that share a power save time alone.
+    """
     by_step = ranked.options.objective == "step_time"
-    return (one for one in changes_of(problem) if by_step or one.kind != POWER)
+    able = {one.problem.launcher for one in launchers(ranked)}
+    for one in changes_of(problem):
+        if one.kind == "launcher":
+            if one.problem.launcher in able:
+                yield one
+        elif by_step or one.kind != POWER:
+            yield one
 
 
 def _saves_time(problem: Problem, answer: Answer) -> bool:
@@ -254,10 +264,21 @@ def _without_time_levers(
 ) -> Iterator[Lever]:
     """Return what saves nodes, what ranks plans, or rounder numbers on unlike nodes."""
     if problem.places_stages:
-        return rounder_on_unlike_nodes(problem, profile, answer, seconds=looks / LOOKS_PER_S)
+        return _of_placed_stages(problem, profile, answer, seconds=looks / LOOKS_PER_S)
     if problem.options.gpus == "fewest":
         return saving_nodes(problem, profile, answer)
     return iter(_by_score(problem, profile, answer, looks=looks))
+
+
+def _of_placed_stages(
+    problem: Problem, profile: Profile, answer: Answer, *, seconds: float
+) -> Iterator[Lever]:
+    """Yield launchers, fewer bits and rounder numbers, each by a search: no mesh is near to stages."""
+    fewer_bits = (*precisions(problem), *precisions_elsewhere(problem), *of_fewer_bits(problem))
+    for change in (*of_each_stack(problem), *fewer_bits, *rounder_numbers(problem)):
+        look()
+        plans, _ = searched_plans(problem, within_seconds(change, seconds), profile, answer)
+        yield from levers_of_best(problem, answer, change, plans)
 
 
 def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -> tuple[Lever, ...]:

@@ -18,23 +18,15 @@ from meshwright.solver.planner.levers.change import (
     leaves_idle,
     levers_of_best,
     sharing,
-    within_seconds,
 )
 from meshwright.solver.planner.levers.nearby import proved_or_near
-from meshwright.solver.planner.levers.searched import searched_plans
 from meshwright.solver.problem import Problem, usable_gpus
 from meshwright.solver.space.launcher_rules import packing_faults
 
 
-def rounder_on_unlike_nodes(
-    problem: Problem, profile: Profile, answer: Answer, *, seconds: float
-) -> Iterator[Lever]:
-    """Yield the roundest batch and length nearby for stages on unlike nodes, each by a search."""
-    changes = [*near_batches(problem)[:1], *_near_lengths(problem)[:1]]
-    for change in changes:
-        look()
-        plans, _ = searched_plans(problem, within_seconds(change, seconds), profile, answer)
-        yield from levers_of_best(problem, answer, change, plans)
+def rounder_numbers(problem: Problem) -> list[Change]:
+    """Return the roundest batch and length nearby."""
+    return [*near_batches(problem)[:1], *_near_lengths(problem)[:1]]
 
 
 _NEAR = 0.25  # of the batch: how far a neighbour that divides better may be
