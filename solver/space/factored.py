@@ -40,6 +40,7 @@ _RECOMPUTE_LAYERS = OF_CHUNKS.index("recompute_layers")
 _CHUNKED = frozenset(OF_CHUNKS)
 _OUTER = tuple(f.name for f in fields(Columns) if f.name not in OF_CHUNKS)
 _AT_ONCE = 2**18  # rows written at once
+_FEW = 4  # times as many are many
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +52,13 @@ class _Crossed:
     def gather(self, names: Iterable[str]) -> list[IntArray]:
         if len(self.outer) > _AT_ONCE:
             look()
-        outer, inner = rows_at(self.outer), rows_at(self.inner)
         chunks = dict(zip(OF_CHUNKS, self.crossing.inner.T, strict=True))
-        return [
-            inner(chunks[name]) if name in chunks else outer(getattr(self.crossing.outer, name))
-            for name in names
-        ]
+        outer, inner = self.crossing.outer, rows_at(self.inner)
+        if _FEW * len(self.outer) < len(outer):  # none of its columns is gathered whole for few rows
+            outer = outer.take(self.outer)
+            return [inner(chunks[name]) if name in chunks else getattr(outer, name) for name in names]
+        rows = rows_at(self.outer)
+        return [inner(chunks[name]) if name in chunks else rows(getattr(outer, name)) for name in names]
 
     def take(self, index: IntArray) -> _Crossed:
         return _Crossed(self.crossing, self.outer.take(index), self.inner.take(index))
@@ -311,6 +313,11 @@ class Families:
         """Return the members of each family, (f,)."""
         return np.diff(self.begin)
 
+    @property
+    def last(self) -> IntArray:
+        """Return the last member of each family, (f,), with the largest shard sets."""
+        return np.asarray(self.members[self.begin[1:] - 1])
+
     def members_of(self, index: IntArray) -> IntArray:
         """Return the members of some families, family by family."""
         return np.asarray(self.members[_runs(self.begin[index], self.sizes[index])])
@@ -367,15 +374,27 @@ class Kinds:
         return np.argsort(key, kind="stable"), np.cumsum(sizes) - sizes, sizes, lists.ravel()
 
     @cached_property
+    def _of_lists(self) -> tuple[IntArray, IntArray]:
+        """Return the pairs that have rows, list by list, and where each list begins, (lists + 1,)."""
+        sizes, width = self._sorted[2], int(self._code.max(initial=-1)) + 1
+        there = np.flatnonzero(sizes)
+        return there, np.searchsorted(there, np.arange(0, len(sizes) + 1, max(width, 1)))
+
+    @cached_property
+    def _first(self) -> IntArray:
+        """Return the first kind of each outer row, and the number of all, (o + 1,)."""
+        _, begin = self._of_lists
+        return np.concatenate([[0], np.cumsum(np.diff(begin)[self._sorted[3]])])
+
+    @cached_property
     def _pairs(self) -> tuple[IntArray, IntArray]:
         """Return the outer row of every kind, and its pair of list and inner kind, (k,) each."""
-        width, (_, _, sizes, lists) = int(self._code.max(initial=-1)) + 1, self._sorted
+        there, begin = self._of_lists
         look()
-        pair = lists[:, None] * width + np.arange(width)[None, :]
+        number = np.diff(self._first)
+        outer = np.repeat(np.arange(len(number)), number)
         look()
-        outer, which = np.nonzero(sizes[pair] > 0)
-        look()
-        return outer, pair[outer, which]
+        return outer, there[_runs(begin[self._sorted[3]], number)]
 
     def __len__(self) -> int:
         return len(self._pairs[0])
@@ -477,22 +496,13 @@ class Kinds:
         """Return the outer rows of some kinds."""
         return np.asarray(self._pairs[0][kinds])
 
-    @cached_property
-    def _number(self) -> IntArray:
-        """Return the kind of each outer row and inner kind, (o, K); -1 if there is none."""
-        width = int(self._code.max(initial=-1)) + 1
-        outer, pair = self._pairs
-        number = np.full((len(self.crossing.outer), width), -1, dtype=np.int64)
-        number[outer, pair % width] = np.arange(len(outer))
-        return number
-
     def of(self, index: IntArray) -> IntArray:
         """Return the kinds of rows."""
-        crossing = self.crossing
+        crossing, (there, begin), width = self.crossing, self._of_lists, int(self._code.max(initial=-1)) + 1
         outer = np.searchsorted(crossing.first, index, side="right") - 1
-        return np.asarray(
-            self._number[outer, self._code[crossing.begin[outer] + index - crossing.first[outer]]]
-        )
+        one = self._sorted[3][outer]
+        pair = one * width + self._code[crossing.begin[outer] + index - crossing.first[outer]]
+        return np.asarray(self._first[outer] + np.searchsorted(there, pair) - begin[one])
 
     def rows(self, kinds: IntArray) -> IntArray:
         """Return the numbers of all rows of some kinds, kind by kind."""
