@@ -139,13 +139,16 @@ def levers_of(
 
 def _under_others(problem: Problem, profile: Profile, answer: Answer, *, looks: int) -> Iterator[Lever]:
     """Yield other launchers, and products in 8 bits that only they have, near the plans of these."""
-    known = list[Configuration]()
-    for lever in of_launchers(problem, profile, answer, looks=looks):
-        known.append(lever.config)
-        yield lever
+    found = [*of_launchers(problem, profile, answer, looks=looks)]
+    yield from found
+    known, searches = [lever.config for lever in found], WorkWatch(looks=looks)
     for change in precisions_elsewhere(problem):
-        plans = plans_near(problem, change, profile, answer, known=known)
-        yield from levers_of_best(problem, answer, change, plans)
+        under = (one.saves for one in found if one.settings.items() <= change.settings.items())
+        saved = max(under, default=0.0)  # by its launcher alone
+        plans = plans_near(problem, change, profile, answer, saved=saved, known=known)
+        plans = plans or proved_plans(problem, change, profile, answer, searches)[0]
+        levers = levers_of_best(problem, answer, change, plans)
+        yield from (one for one in levers if one.saves > saved)
 
 
 def _without_batches(problem: Problem, levers: Iterable[Lever]) -> Iterator[Lever]:
