@@ -325,14 +325,14 @@ def with_reasons(
     return (*found, *plans[len(found) :])
 
 
-def unsaid(plans: Sequence[Plan], *, odds: bool) -> tuple[str, ...]:
-    """Report what time cut from the explanations; ``odds``: whether odds were due."""
+def unsaid(plans: Sequence[Plan], watch: Watch, *, odds: bool) -> tuple[str, ...]:
+    """Report what the end of the time cut from the explanations; ``odds``: whether odds were due."""
     explained, warnings = sum(plan.why is not None for plan in plans), list[str]()
     if explained < len(plans):
         number = f"{len(plans) - explained} of {len(plans)} plans"
-        warnings.append(f"the time limit left {number} without an explanation")
+        warnings.append(f"{watch.ended_by}: {number} have no explanation")
     if odds and any(plan.odds is None for plan in plans):
-        warnings.append("the time limit left no time to compute each plan's chance of being fastest")
+        warnings.append(f"{watch.ended_by}: no plan's chance of being fastest was computed")
     return tuple(warnings)
 
 

@@ -111,7 +111,7 @@ def ask_placed(
         plans = with_odds(problem, profile, plans)
     loading = loading_warnings(plans)
     overlaps, advice = overlap_warnings(problem, plans), advice_warnings(problem, plans)
-    further = (*unsaid(plans, odds=True), *overlaps, *advice, *loading)
+    further = (*unsaid(plans, watch, odds=True), *overlaps, *advice, *loading)
     answer = replace(answer, plans=plans, warnings=(*answer.warnings, *further))
     return with_baseline(problem, profile, answer)
 
@@ -381,7 +381,7 @@ def _with_certainty(problem: Problem, first: Variant, answer: Answer, watch: Wat
         if of_a_step:
             own = problem.under(first.problem.launcher)
             answer = replace(answer, plans=with_odds(own, first.profile, answer.plans))
-    unknown = unsaid(answer.plans, odds=of_a_step)
+    unknown = unsaid(answer.plans, watch, odds=of_a_step)
     return replace(answer, warnings=(*answer.warnings, *unknown))
 
 

@@ -120,8 +120,8 @@ def test_reasons_that_the_time_cut_are_missed_aloud(monkeypatch: pytest.MonkeyPa
     assert [plan.why for plan in cut.plans] == [plan.why for plan in whole.plans[:16]] + [None] * 4
     assert cut.warnings == (
         *whole.warnings,
-        "the time limit left 4 of 20 plans without an explanation",
-        "the time limit left no time to compute each plan's chance of being fastest",
+        "the time limit came first: 4 of 20 plans have no explanation",
+        "the time limit came first: no plan's chance of being fastest was computed",
     )
 
 
@@ -136,8 +136,8 @@ def test_odds_of_placed_stages_that_the_time_cut_are_missed_aloud(monkeypatch: p
     answer = ask(problem, default_profile(problem.cluster, "none"))
     assert len(answer.plans) == 2
     assert answer.warnings[-2:] == (
-        "the time limit left 2 of 2 plans without an explanation",
-        "the time limit left no time to compute each plan's chance of being fastest",
+        "the time limit came first: 2 of 2 plans have no explanation",
+        "the time limit came first: no plan's chance of being fastest was computed",
     )
 
 
