@@ -39,6 +39,7 @@ from meshwright.solver.planner.variants import (
     Answered,
     Switched,
     Variant,
+    allowed_in_vain,
     best_score_s,
     fewest_nodes,
     found_by,
@@ -355,7 +356,8 @@ def _of_variants(
         *advice_warnings(problem, answer.plans),
         *loading_warnings(answer.plans),
     )
-    warnings = (*idle, *unstarted(problem, answer.plans), *answer.warnings, *of_plans)
+    vain = allowed_in_vain(problem, variants)
+    warnings = (*idle, *vain, *unstarted(problem, answer.plans), *answer.warnings, *of_plans)
     return _of_model(problem, replace(answer, warnings=warnings))
 
 

@@ -274,6 +274,18 @@ def _workloads(problem: Problem, launcher: str) -> list[Workload]:
     ]
 
 
+def allowed_in_vain(problem: Problem, variants: Sequence[Variant]) -> tuple[str, ...]:
+    """Warn of products in 8 bits that a request allows and no variant has."""
+    stated = problem.workload.framework_options.get("precision_recipe", "none") != "none"
+    has_them = any(one.problem.workload.precision == "fp8" for one in variants)
+    if "fp8" not in problem.options.allow or stated or has_them:
+        return ()
+    gpus = [group.gpu for group in problem.cluster.groups]
+    lacking = dict.fromkeys(gpu.slug for gpu in gpus if "fp8" not in gpu.peak_flops)
+    lacking = lacking or dict.fromkeys(one.problem.launcher for one in variants)
+    return (f"no products in 8 bits on {' and '.join(lacking)}: allowing fp8 adds nothing",)
+
+
 def with_launchers(variants: Sequence[Variant], plans: Sequence[tuple[Variant, Plan]]) -> list[Plan]:
     """Add to plans the launchers that can run them: their own first, which prices them.
 

@@ -22,7 +22,6 @@ from functools import partial
 from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Answer, Lever
 from meshwright.solver.clock import LOOKS_PER_S, Watch, WorkWatch, look
-from meshwright.solver.configuration import Configuration
 from meshwright.solver.cost.objective import counts_busy
 from meshwright.solver.planner.levers.change import (
     Change,

@@ -240,6 +240,8 @@ def test_fp8_is_searched_only_where_it_is_allowed_and_the_gpu_has_it() -> None:
     without = a_gpu(peak_flops={"bf16": 312e12})
     old = replace(small(allow=("fp8",)), cluster=a_cluster(num_nodes=1, gpu=without))
     assert {tuple(plan.workload) for plan in answered(old).plans} == {()}
+    assert f"no products in 8 bits on {without.slug}: allowing fp8 adds nothing" in answered(old).warnings
+    assert not any("allowing fp8" in warning for warning in allowed.warnings)
 
 
 def test_other_optimizers_stand_beside_the_one_that_was_asked_for() -> None:
