@@ -787,21 +787,6 @@ def loaded_bytes(ctx: Context, row: int, weights_bytes: float, states_bytes: flo
     return weights_bytes - float(casts[row]) + states_bytes * copy / max(copy + moments, 1.0)
 
 
-def grows_with_micro_batch(problem: Problem, facts: FrameworkFacts) -> bool:
-    """Return whether stages of a pipeline need no less memory with larger micro-batches, as many in flight.
-
-    Activations grow with the tokens. What comes and goes does too, unless it takes the room that
-    activations leave: in an evaluation or an update, where a group's gradients are reduced (FSDP), where
-    they grow as activations go, or are reduced in turn. Tiles are as large whatever there is, and a kernel
-    that keeps scores takes some micro-batches and not others.
-    """
-    takes_room = (
-        facts.evaluation_batch_size, facts.frees_gradients, facts.torch_pipelines,
-        facts.reshards_after_backward, facts.mlp_tile_tokens, not facts.flash,
-    )  # fmt: skip
-    return not any(takes_room) and problem.workload.lengths is None
-
-
 def kept_free_words(problem: Problem, profile: Profile) -> str:
     """Return the memory that the accepted risk of running out keeps free, of each kind of GPU."""
     risk = problem.options.max_out_of_memory_probability

@@ -18,7 +18,6 @@ from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.profile import Profile
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import (
-    MAX_SIZE,
     BoolArray,
     Columns,
     Configuration,
@@ -26,7 +25,7 @@ from meshwright.solver.configuration import (
     IntArray,
     distinct,
 )
-from meshwright.solver.cost.memory import grows_with_micro_batch, memory_budget_bytes
+from meshwright.solver.cost.memory import memory_budget_bytes
 from meshwright.solver.cost.objective import (
     Weighing,
     busy_parts_s,
@@ -449,48 +448,16 @@ class _Memory:
         smallest set that fits is bisected.
         """
         low, high = np.zeros(len(families), dtype=np.int64), families.sizes
-        index, turn = np.flatnonzero(self._may_fit_together(families.last)), 0
+        index, turn = np.arange(len(families)), 0
         while len(index):  # most families fit with every size or with none: the ends are tried first
             tried = (high[index] - 1, low[index], (low[index] + high[index]) // 2)[min(turn, 2)]
-            able = self._may_fit(families.members[families.begin[index] + tried], self.kinds.lightest)
+            able = self._may_fit(families.members[families.begin[index] + tried])
             high[index[able]], low[index[~able]] = tried[able], tried[~able] + 1
             index, turn = index[low[index] < high[index]], turn + 1
         return high
 
-    def _may_fit_together(self, some: IntArray) -> BoolArray:
-        """Return whether kinds may fit with the smallest micro-batch of all that are otherwise alike, (k,).
-
-        As many of them are in flight as of the largest one: one question refutes most kinds.
-        """
-        ways = zip(self.ways.problems, self.ways.facts, strict=True)
-        grows = all(grows_with_micro_batch(problem, facts) for problem, facts in ways)
-        if not grows or self.profile.memory_residual is not None:
-            return np.ones(len(some), dtype=np.bool_)
-        begin, same = self.kinds.first_of_part, self.kinds.same
-        before = begin - begin[same]  # from a kind of the first part with the same rows to that of another
-
-        def of_first(few: IntArray) -> tuple[IntArray, IntArray]:
-            more = before[self.kinds.part_of(self.kinds.outer_of(few))]
-            return few - more, more
-
-        own, more = of_first(some)
-        group = np.full(len(self.kinds), -1, dtype=np.int64)
-        group[own] = 0
-        asked = np.flatnonzero(group == 0)  # alike in all parts with the same rows
-        part = self.kinds.part_of(self.kinds.outer_of(asked))
-        first, group[asked], least = _of_micro_batches(self.kinds.lightest(asked), part)
-
-        def lightest(few: IntArray) -> Columns:
-            which = group[of_first(few)[0]]
-            return replace(self.kinds.lightest(few), **{name: own[which] for name, own in least.items()})
-
-        return self._may_fit(asked[first][group[own]] + more, lightest)
-
-    def _may_fit(self, some: IntArray, lightest: Callable[[IntArray], Columns]) -> BoolArray:
-        """Return whether kinds may fit, (k,); parts in which memory reads unequal facts are told apart.
-
-        ``lightest`` returns a row for each of some kinds that needs no more memory than any of its own.
-        """
+    def _may_fit(self, some: IntArray) -> BoolArray:
+        """Return whether kinds may fit, (k,); parts in which memory reads unequal facts are told apart."""
         part, begin = self.kinds.part_of(self.kinds.outer_of(some)), self.kinds.first_of_part
         while True:
             instead = some + (begin[self.first] - begin)[part]
@@ -503,14 +470,15 @@ class _Memory:
             try:
                 for few in pieces:
                     look()
-                    able[few] = self._of_one_chunk(few, lightest(few))
+                    able[few] = self._of_one_chunk(few)
             except DisputedFactError as disputed:
                 self._tell_apart(disputed.fact)
             else:
                 return np.asarray(able[instead])
 
-    def _of_one_chunk(self, some: IntArray, columns: Columns) -> BoolArray:
-        problem, ways = self.ways.problems[0], _ways_of(self._in_common(), self.kinds, some)
+    def _of_one_chunk(self, some: IntArray) -> BoolArray:
+        problem, columns = self.ways.problems[0], self.kinds.lightest(some)
+        ways = _ways_of(self._in_common(), self.kinds, some)
         prices = priced_together(price_memory, ways, columns, self.profile)
         return kinds_may_fit(_rows(problem, self.profile, columns, _laid_out(problem, prices)))
 
@@ -527,24 +495,6 @@ class _Memory:
         keys = zip(self.first.tolist(), (getattr(one, fact) for one in self.ways.facts), strict=True)
         found = dict[tuple[int, Hashable], int]()
         self.first = np.array([found.setdefault(key, at) for at, key in enumerate(keys)])
-
-
-_OF_BATCH = ("micro_batch_size", "num_microbatches")
-
-
-def _of_micro_batches(rows: Columns, part: IntArray) -> tuple[IntArray, IntArray, dict[str, IntArray]]:
-    """Return rows of parts by all but their micro-batches: the first of each group, and each row's group.
-
-    With the least of each group. Rows without stages are a group each. A step of one micro-batch is apart:
-    it adds to no gradients.
-    """
-    alone, one = rows.pipeline_parallel_size == 1, rows.num_microbatches == 1
-    read = [getattr(rows, f.name) for f in fields(Columns) if f.name not in _OF_BATCH]
-    first, group = distinct([part, *read, np.where(alone, rows.micro_batch_size, -one.astype(np.int64))])
-    least = {name: np.full(len(first), MAX_SIZE) for name in _OF_BATCH}
-    for name, own in least.items():
-        np.minimum.at(own, group, getattr(rows, name))
-    return first, group, least
 
 
 def weighed(rows: Priced, weighing: Weighing) -> Priced:

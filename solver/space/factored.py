@@ -313,11 +313,6 @@ class Families:
         """Return the members of each family, (f,)."""
         return np.diff(self.begin)
 
-    @property
-    def last(self) -> IntArray:
-        """Return the last member of each family, (f,), with the largest shard sets."""
-        return np.asarray(self.members[self.begin[1:] - 1])
-
     def members_of(self, index: IntArray) -> IntArray:
         """Return the members of some families, family by family."""
         return np.asarray(self.members[_runs(self.begin[index], self.sizes[index])])

@@ -17,7 +17,7 @@ from meshwright.solver.search import priced_space as unopened
 from meshwright.solver.search.bounds import least_of_kind_s, objective_bound_s
 from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.memory_limits import kinds_may_fit
-from meshwright.solver.search.priced_space import Unopened, priced_parts, priced_rows, priced_space
+from meshwright.solver.search.priced_space import Unopened, priced_rows, priced_space
 from meshwright.solver.search.search import search
 from meshwright.solver.space.enumerate import enumerate_space
 from meshwright.solver.space.factored import Crossing, Kinds
@@ -132,30 +132,6 @@ def test_a_family_is_bounded_and_refuted_as_each_shard_size_of_it_by_itself(laun
     apart = rows.joined(kinds.quickest(families.members), rows.prices.at(families.members))
     assert (steps[which] <= least_of_kind_s(apart) * ROUNDING).all()
     assert (closed_forms[which] <= objective_bound_s(apart) * ROUNDING).all()
-
-
-@pytest.mark.parametrize("launcher", ["none", "megatron-lm", "deepspeed"])
-@pytest.mark.parametrize("num_layers", [8, 32])
-def test_memory_refutes_the_same_kinds_together_as_one_by_one(launcher: str, num_layers: int) -> None:
-    """Micro-batches of many sizes, with and without a replay of experts: two parts of one space."""
-    moe = MoeSpec(num_experts=8, top_k=2, ffn_hidden_size=2048, num_dense_layers=1)
-    model = a_model(num_layers=num_layers, moe=moe)
-    problem = a_problem(model=model, cluster=a_cluster(num_nodes=2), batch=96)
-    problem = replace(problem, launcher=launcher)
-    rows = enumerate_space(problem, legal_only=True).rows
-    assert isinstance(rows, Crossing)
-    profile, ways = profile_of(problem), [problem]
-    if launcher == "megatron-lm":
-        replayed = {"recompute_modules": "moe_act"}
-        ways.append(replace(problem, workload=replace(problem.workload, framework_options=replayed)))
-    space = priced_parts([(way, rows) for way in ways], profile)
-    assert space.by_kind is not None
-    kinds, fits = space.by_kind.kinds, list[BoolArray]()
-    for at, way in enumerate(ways):
-        some = np.flatnonzero(kinds.part_of(kinds.outer_of(np.arange(len(kinds)))) == at)
-        fits.append(kinds_may_fit(priced_rows(way, profile, kinds.lightest(some))))
-    assert 0.02 < np.concatenate(fits).mean() < 0.98
-    assert np.array_equal(np.flatnonzero(np.concatenate(fits)), np.sort(space.by_kind.families.members))
 
 
 @pytest.mark.parametrize("launcher", ["none", "megatron-lm", "deepspeed"])
