@@ -11,6 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from meshwright.profiles.figures import percent, tied
+from meshwright.profiles.frameworks import OPTION_NUMBERS
+from meshwright.profiles.units import MIB
 from meshwright.service.report import formatting as figures
 from meshwright.solver.answer import Plan, ranked_plans
 from meshwright.solver.configuration import VARIABLES, mesh_of
@@ -245,6 +247,9 @@ def switch_words(change: str) -> str:
     name, _, value = change.partition(" ")
     if name == "power_limit_w":
         return f"power limit {float(value):g} W"
+    if name == "bucket_bytes":
+        return f"gradient buckets of {float(value) / MIB:,.0f} MiB"
+    change = f"{name} {float(value):,.10g}" if name in OPTION_NUMBERS else change
     return change.replace("_", " ").replace("cuda ", "CUDA ").replace("moe ", "MoE ")
 
 

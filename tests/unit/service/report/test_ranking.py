@@ -11,7 +11,7 @@ from rich.console import Console
 from meshwright.profiles.profile import default_profile
 from meshwright.service.report.beyond import beyond_lines
 from meshwright.service.report.formatting import configuration_words, inner_words
-from meshwright.service.report.ranking import columns_of, ranking
+from meshwright.service.report.ranking import columns_of, ranking, switch_words
 from meshwright.service.report.table import to_csv
 from meshwright.service.report.terminal import render_answer
 from meshwright.solver.answer import Answer, Odds, ParetoFront, ParetoPoint, Plan
@@ -88,6 +88,16 @@ def test_rare_choices_in_words(changes: dict[str, object], words: list[str]) -> 
     configuration = a_configuration(**changes)
     assert inner_words(configuration) == words
     assert all(word in configuration_words(configuration) for word in words)
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ("cuda_graph full_iteration", "CUDA graph full iteration"),
+    ("power_limit_w 450.0", "power limit 450 W"),
+    ("bucket_bytes 419430400.0", "gradient buckets of 400 MiB"),
+    ("sub_group_size 100000000.0", "sub group size 100,000,000"),
+])  # fmt: skip
+def test_a_switch_is_written_as_people_say_it(change: str, words: str) -> None:
+    assert switch_words(change) == words
 
 
 def test_lines_of_a_narrow_terminal_say_them_too() -> None:
