@@ -22,6 +22,7 @@ from meshwright.profiles.errors import FieldError, InvalidProblemError, faults_a
 from meshwright.profiles.inline import cluster_from_mapping
 from meshwright.service.cli.costs import profile_for
 from meshwright.service.cli.progress import ProgressLine, cancellable
+from meshwright.service.cli.saved_plans import note_roles
 from meshwright.service.cli.terminal import (
     CANCELLED,
     FOUND,
@@ -94,6 +95,7 @@ def run_post_training(
     else:
         console = screen()
         console.print(render_post_training(document, width=console.width))
+    say_warnings(note_roles())
     if save_dir is not None:
         sys.stdout.flush()
         _save(document, export(read.asked, answer.plans[0]), save_dir, force=force)

@@ -22,6 +22,7 @@ from meshwright.profiles.profile import Profile
 from meshwright.service.files import ANSWER_FILE, write_text
 from meshwright.service.jobs.answers import answer_from_json, code_digest, is_complete, stored_answer
 from meshwright.service.requests.documents import read_problem_file
+from meshwright.service.requests.fields import POST_TRAINING
 from meshwright.service.requests.parse import digest_of, parse_problem, problem_to_mapping
 from meshwright.solver.answer import Answer, Plan, plan_from_json, versions
 from meshwright.solver.problem import Problem
@@ -30,6 +31,7 @@ MAX_KEPT = 200  # answers; the oldest go first
 _MAX_VERDICTS = 1000
 _MOST_NAMED = 5  # plans that a message names
 _ID_LENGTH = 12
+_OF_ROLES = "roles.json"  # in place of an answer of post-training
 _LONGEST_RANK = 3  # digits; what is longer is an id
 _OF_ALL = ("plans", "problem", "pareto", "baseline", "measured", "measure_next")  # not of one plan alone
 
@@ -118,6 +120,15 @@ def keep(document: Mapping[str, Any], problem: Problem, *, whole: bool = False) 
         _keep(path_of(document, problem, whole=whole), document, MAX_KEPT)
     except OSError as fault:
         return [f"the answer can't be saved ({fault.strerror}): use --save-dir, or keep --json"]
+    return []
+
+
+def note_roles() -> list[str]:
+    """Note that the newest answer is of post-training, which is not kept: no rank means a plan of it."""
+    try:
+        _keep(state_folder() / _OF_ROLES, {"kind": POST_TRAINING}, MAX_KEPT)
+    except OSError as fault:
+        return [f"the answer can't be noted ({fault.strerror})"]
     return []
 
 
@@ -217,6 +228,7 @@ def find_plan(plan_id: str) -> SavedPlan:
         InvalidProblemError: no saved plan, or several, have such an id.
     """
     if (rank := _rank_in(plan_id)) is not None:
+        _require_kept()
         answers = [document for document, _ in _plans_like("") if document["plans"]]
         if not answers:
             raise InvalidProblemError.of(
@@ -240,6 +252,19 @@ def find_plan(plan_id: str) -> SavedPlan:
         )
     document, body = next(iter(found.values()))
     return SavedPlan(document=document, body=body)
+
+
+def _require_kept() -> None:
+    try:
+        newest = _newest_first(state_folder())[:1]
+    except OSError:
+        return
+    if [path.name for path in newest] == [_OF_ROLES]:
+        raise InvalidProblemError.of(
+            "plan_id",
+            f"the newest answer is of kind: {POST_TRAINING}, and is not kept. Its files come with "
+            "meshwright plan FILE --save-dir run/; older plans have ids",
+        )
 
 
 def plan_of_file(path: Path, wanted: int | str) -> SavedPlan:

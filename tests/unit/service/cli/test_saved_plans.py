@@ -1,6 +1,7 @@
 """Folders and kept answers: all or nothing, and never somebody else's."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -197,6 +198,16 @@ def test_a_running_plan_is_found_after_the_same_question_got_another_answer(stat
     keep_plans("b00c00000000")
     assert kept.find_plan("7f3a").plan.plan_id == "7f3a90c1d2e4"
     assert len(list(state.iterdir())) == 2
+
+
+def test_a_rank_means_no_plan_that_is_older_than_an_answer_of_roles(state: Path) -> None:
+    keep_plans("7f3a90c1d2e4")
+    assert kept.note_roles() == []
+    with pytest.raises(InvalidProblemError, match="--save-dir run/; older plans have ids"):
+        kept.find_plan("1")
+    assert kept.find_plan("7f3a").plan.plan_id == "7f3a90c1d2e4"
+    os.utime(state / "roles.json", (0, 0))  # before that answer
+    assert kept.find_plan("1").plan.plan_id == "7f3a90c1d2e4"
 
 
 def test_the_same_question_gets_its_kept_answer_while_code_and_costs_are_the_same(
