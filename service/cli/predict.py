@@ -79,7 +79,7 @@ def predict_command(
         raise InvalidProblemError.of(
             "--pin",
             "predict doesn't search, so there is nothing to pin: use --set",
-            nearest=f"--set {shlex.quote(pin[0])}",
+            nearest=" ".join(f"--set {shlex.quote(one)}" for one in pin),
         )
     if plan is not None:
         if request or config or assign or from_args or variable or ignored or run:
