@@ -190,7 +190,7 @@ def _table(
     table = Table(
         "", "\nlauncher", "\nfits", box=None, pad_edge=False, collapse_padding=True, header_style="dim"
     )
-    for title in ("GiB\na GPU", "micro-\nbatch", "tokens\nper s", f"{tokens / 1e6:g}M\ntokens"):
+    for title in ("least GiB\na GPU", "micro-\nbatch", "tokens\nper s", f"{tokens / 1e6:g}M\ntokens"):
         table.add_column(title, justify="right", no_wrap=True)
     for method, able in fitting.items():
         shown = able if len(able) <= most + 1 else able[:most]
