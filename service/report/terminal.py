@@ -369,9 +369,11 @@ def profile_words(answer: Answer, problem: Problem) -> str:
 
 def _has_files(answer: Answer, problem: Problem) -> bool:
     """Return whether the launcher has files, writes the model's, and starts the first plan's ranks."""
-    if problem.launcher == "none" or unwritten(problem):
+    first = answer.plans[:1]
+    names = (first[0].launchers if first else ()) or (problem.launcher,)
+    if all(name == "none" or unwritten(replace(problem, launcher=name)) for name in names):
         return False
-    return all(can_start(problem, plan.config.num_gpus) for plan in answer.plans[:1])
+    return all(can_start(problem, plan.config.num_gpus) for plan in first)
 
 
 def _next(answer: Answer, problem: Problem) -> str:

@@ -2,7 +2,7 @@
 
 A word of ``search.allow`` adds rows, or switches to search them under. Where all candidates are then no
 longer few, a search goes through the usual ones alone (``enumerate.searched_space``), or through a sample
-of too many. A plan that only the other candidates have would be lost to a word that adds plans. So the
+of too many. A best plan that only the other candidates have would be lost to a word that adds plans. So the
 request without some of its words is searched too, where it reaches more candidates. The first plan under
 all words refutes nearly all of these.
 """
@@ -64,7 +64,7 @@ def with_fewer_words(
     """
     found, reached = list(answered), _reached(answered)
     words = [word for word in dict.fromkeys(problem.options.allow) if word not in _APART]
-    has_plan = any(one.answer.plans for one in answered)
+    has_plan = any(one.answer.plans for one in answered) and not watch.interrupted()
     if not words or not has_plan or problem.options.gpus != "all" or min(reached.values()) == _EVERY:
         return found
     with watch.cut():

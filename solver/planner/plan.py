@@ -330,7 +330,8 @@ def _of_variants(
     behind = _FOLLOWING * len(packaged)
     with left_to_planner():
         answered, left = _answered(problem, variants, watch, run, on_progress, known=known, behind=behind)
-        answered = with_fewer_words(problem, profile, answered, run, watch, settle=settle)
+        if not left:
+            answered = with_fewer_words(problem, profile, answered, run, watch, settle=settle)
     if explains_none:
         answered = _with_reasons_of_none(problem, answered, watch, settle)
     if not any(one.answer.plans for one in answered):  # else the changes for the others are not shown

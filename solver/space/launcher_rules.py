@@ -701,7 +701,8 @@ def unwritten(problem: Problem) -> tuple[str, ...]:
     lacking = lacking_facts(able, problem.model)
     found = [(f"{name}{judged} cannot express {', '.join(lacking)}", launchers_stating(problem.model))]
     found = found if lacking else []
-    found += [(fault.message, others) for others, fault in _chips_lacked(problem, able)]
+    chips = [fault.message for fault in chip_faults(problem, able)]
+    found += [(", and ".join(chips), tuple(_with_files_for_chips(problem)))] if chips else []
     return tuple(
         f"{why}: you get predictions but no launch files"
         + (f". Launchers that can: {', '.join(others)}" if others else "")
@@ -783,32 +784,27 @@ def model_faults(model: ModelSpec, able: Capabilities) -> Iterator[FieldError]:
 
 def chip_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
     """Yield chips that the launcher has no files for, with launchers that have, or that share no mesh."""
-    return (fault for _, fault in _chips_lacked(problem, able))
-
-
-def _chips_lacked(problem: Problem, able: Capabilities) -> Iterator[tuple[tuple[str, ...], FieldError]]:
-    """Yield such faults, each with the launchers that have files."""
     for gpu in {group.gpu.slug: group.gpu for group in problem.cluster.groups}.values():
         if not _runs_on(able, gpu):
-            others = _launchers_on(gpu)
-            yield (
-                others,
-                FieldError(
-                    pointer="/cluster",
-                    message=f"{able.launcher} is not known to run on {gpu.display_name}",
-                    allowed=f"the launchers {', '.join((*others, 'none'))}",
-                ),
+            yield FieldError(
+                pointer="/cluster",
+                message=f"{able.launcher} is not known to run on {gpu.display_name}",
+                allowed=f"the launchers {', '.join((*_launchers_on(gpu), 'none'))}",
             )
     vendors = dict.fromkeys(filter(None, (vendor_of(group.gpu) for group in problem.cluster.groups)))
     if len(vendors) > 1 and not problem.places_stages:  # each has a library of collectives of its own
-        yield (
-            (),
-            FieldError(
-                pointer="/cluster/groups",
-                message=f"GPUs of {' and '.join(vendors)} have no collectives in common for one mesh",
-                allowed="nodes of one vendor, or the launcher none, which places stages on node groups",
-            ),
+        yield FieldError(
+            pointer="/cluster/groups",
+            message=f"GPUs of {' and '.join(vendors)} have no collectives in common for one mesh",
+            allowed="nodes of one vendor, or the launcher none, which places stages on node groups",
         )
+
+
+def _with_files_for_chips(problem: Problem) -> list[str]:
+    every = ((name, replace(problem, launcher=name)) for name in launchers_of("any"))
+    return [
+        name for name, own in every if next(chip_faults(own, launcher_capabilities(name)), None) is None
+    ]
 
 
 def _launchers_on(gpu: GpuSpec) -> tuple[str, ...]:

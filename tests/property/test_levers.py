@@ -520,6 +520,22 @@ def test_on_unlike_nodes_a_rounder_batch_is_named(tmp_path: Path) -> None:
     assert saved["neighbour"] == pytest.approx(named.saves, abs=0.01)
 
 
+@pytest.mark.parametrize(("launcher", "kinds"), [
+    ("flagscale", {"launcher", "precision"}),  # which has no products in 8 bits
+    ("none", {"launcher", "precision"}),
+])  # fmt: skip
+def test_stages_on_unlike_nodes_are_compared_with_one_mesh_and_fewer_bits(
+    launcher: str, kinds: set[str], tmp_path: Path
+) -> None:
+    """Nodes of H100 and H200 differ in memory alone: one mesh over both waits for nobody."""
+    raw = _beside_the_step({"workload": {"global_batch_size": 64}, "time_limit_s": 30})
+    raw |= {"model": {"name": "llama-3.1-8b"}, "cluster": {"name": "1xdgx-h100,1xdgx-h200"}}
+    problem, answer = compared(raw | {"launcher": launcher})
+    assert {one.kind for one in answer.levers} >= kinds
+    some = [next(one for one in answer.levers if one.kind == kind) for kind in sorted(kinds)]
+    require_saved(raw | {"launcher": launcher}, problem, replace(answer, levers=tuple(some)), tmp_path)
+
+
 def test_on_the_fewest_nodes_a_change_that_fits_on_fewer_is_named(tmp_path: Path) -> None:
     """18 bytes for each of 14.8 billion weights are 266 GB, more than 4 L40S have: two nodes."""
     raw = _beside_the_step({"gpus": "fewest", "workload": {"global_batch_size": 16}})

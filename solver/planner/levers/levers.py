@@ -294,6 +294,8 @@ def _of_placed_stages(
     """Yield launchers, fewer bits and rounder numbers, each by a search: no mesh is near to stages."""
     fewer_bits = (*precisions(problem), *precisions_elsewhere(problem), *of_fewer_bits(problem))
     for change in (*of_each_stack(problem), *fewer_bits, *rounder_numbers(problem)):
+        if change.problem.places_stages and "search.allow" in change.settings:
+            continue  # not available for these
         look()
         plans, _ = searched_plans(problem, within_seconds(change, seconds), profile, answer)
         yield from levers_of_best(problem, answer, change, plans)

@@ -115,7 +115,7 @@ def precisions(problem: Problem) -> Iterator[Change]:
             words="fp8 matrix products",
             effect="matrix products run in 8 bits: numerics",
             problem=replace(problem, workload=with_recipe(work, "fp8", able)),
-            settings={"search.allow": ["fp8"]},
+            settings={"workload.precision": "fp8"} if problem.places_stages else {"search.allow": ["fp8"]},
             moves_switches=True,  # faster products leave less time to hide what the switches hide
         )
 
