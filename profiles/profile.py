@@ -442,8 +442,8 @@ def launchers_of_stack(stack: str) -> tuple[str, ...]:
 def deciding_group(cluster: ClusterSpec) -> NodeGroup:
     """Return the group that sets the pace: the slowest large products, memory and links of all groups.
 
-    Small products and those in 8 bits are its own: another group may be slower at these. Its islands are the
-    smallest ones: a collective waits for the group that crosses most of them.
+    Small products and those in 8 bits are its own: another group may be slower at these. Its islands are
+    the smallest ones: a collective waits for the group that crosses most of them.
     """
     slowest = min(cluster.groups, key=_pace_of)
     narrowest = min(cluster.groups, key=lambda group: group.island_gpus)

@@ -142,12 +142,17 @@ def _under_others(problem: Problem, profile: Profile, answer: Answer, *, looks: 
     yield from found
     known, searches = [lever.config for lever in found], WorkWatch(looks=looks)
     for change in precisions_elsewhere(problem):
-        under = (one.saves for one in found if one.settings.items() <= change.settings.items())
-        saved = max(under, default=0.0)  # by its launcher alone
+        saved = _saved_by_part(found, change)
         plans = plans_near(problem, change, profile, answer, saved=saved, known=known)
         plans = plans or proved_plans(problem, change, profile, answer, searches)[0]
         levers = levers_of_best(problem, answer, change, plans)
         yield from (one for one in levers if one.saves > saved)
+
+
+def _saved_by_part(levers: Iterable[Lever], change: Change) -> float:
+    """Return what a change must save to be named beside those that are a part of it; 0 without any."""
+    parts = [one.saves for one in levers if one.settings.items() < change.settings.items()]
+    return max(parts) + worth_of(change.kind) if parts else 0.0
 
 
 def _without_batches(problem: Problem, levers: Iterable[Lever]) -> Iterator[Lever]:
@@ -256,7 +261,8 @@ def _by_score(
     if not (per_gpu or counts_busy(problem)):
         return found
     for change in _changes_by_score(problem, profile):
-        saved = max((one.saves for one in known if one.settings == change.settings), default=0.0)
+        alike = [one.saves for one in known if one.settings == change.settings]
+        saved = max([_saved_by_part((*known, *found), change), *alike])
         work = WorkWatch(looks=round(left / 2))
         with work.cut():
             found += by_score(problem, change, profile, answer, saved=saved)
