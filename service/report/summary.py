@@ -414,7 +414,7 @@ _PATH = ("cluster.", "workload.", "search.", "model.", "launcher")
 def warning_words(warning: str) -> str:
     """Return a warning as people read it: without the path of its field."""
     path, colon, rest = warning.partition(": ")
-    of_field = colon and path.startswith(_PATH) and " " not in path and path != "search.allow"
+    of_field = colon and path.startswith(_PATH) and " " not in path
     words = clean(rest if of_field else warning)
     return figures.sentence_case(words) if words.split(" ")[0].isalpha() else words
 

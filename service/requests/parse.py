@@ -166,7 +166,7 @@ def _with_launcher_of_question(
     if lost:
         other = next((name for name in able if not _optimizers_lacking(problem, name, lost)), None)
         has = f": --launcher {other} has" if other else ""
-        said.append(f"search.allow: {launcher} has no {', '.join(lost)}{has}")
+        said.append(f"{launcher} has no {', '.join(lost)}, which the request allows{has}")
     return (
         allowing(kept).model_copy(update={"launcher": launcher}),
         replace(cluster, warnings=(*cluster.warnings, *said)),
