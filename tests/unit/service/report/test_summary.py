@@ -185,7 +185,6 @@ def test_report_and_page_lead_with_the_comparison_and_have_the_facts_for_a_mail(
 
 def test_a_page_says_warnings_and_changes_as_a_terminal_does() -> None:
     assert warning_words("cluster.groups.0.gpu: h100: assuming SXM") == "h100: assuming SXM"
-    assert warning_words("search.allow: switches would rank it") == "search.allow: switches would rank it"
     answer = an_infeasible_answer()
     assert answer.infeasible is not None
     answer = replace(answer, infeasible=replace(answer.infeasible, remedies=(BF16,)))
