@@ -438,8 +438,10 @@ def _counts(answer: Answer, problem: Problem) -> Iterator[str]:
     elif not counts and most > 1 and options.objective in _OF_FEW:
         fewer = f"--num-nodes 1:{most} with --gpu or --cluster searches all"
         if not problem.cluster.is_homogeneous:
-            of_groups = [group.num_nodes * group.gpus_per_node for group in problem.cluster.groups]
-            fewer = f'--constraint "num_gpus <= {max(of_groups)}" searches those'
+            if any("num_gpus" in text for text in options.constraints):
+                return
+            of_a_group = max(group.num_gpus for group in problem.cluster.groups)
+            fewer = f'--constraint "num_gpus <= {of_a_group}" searches those'
         yield figures.with_options(f"Fewer than {most} nodes may be better by this objective: {fewer}")
 
 

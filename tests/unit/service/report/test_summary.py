@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from meshwright.profiles.cluster import NodeGroup
 from meshwright.profiles.library import find_model
 from meshwright.service.report.standings import standings_of
 from meshwright.service.report.summary import mail_lines, summary_of, title_words, warning_words
@@ -24,6 +25,7 @@ from tests.builders import (
     an_answer,
     an_infeasible_answer,
 )
+from tests.problems.mixed_clusters import a_group, a_mixed_problem
 
 RECIPE = Reference(
     name="Megatron-Bridge's recipe",
@@ -256,3 +258,17 @@ def test_the_best_of_several_numbers_of_nodes_says_how_to_see_each(
     assert [one.replace("\u00a0", " ") for one in notes if "numbers of nodes" in one] == (
         [f"The best of all numbers of nodes. A line for each: --sweep num_nodes={listed}"] if listed else []
     )
+
+
+@pytest.mark.parametrize(("groups", "limits", "how"), [
+    ((a_group(nodes=3),), (), "--num-nodes 1:3 with --gpu or --cluster searches all"),
+    ((a_group(), a_group(nodes=2, slug="slow")), (), '--constraint "num_gpus <= 4" searches those'),
+    ((a_group(), a_group(nodes=2, slug="slow")), ("num_gpus <= 4",), ""),
+])  # fmt: skip
+def test_where_fewer_nodes_may_be_better_the_answer_says_how_to_search_them(
+    groups: tuple[NodeGroup, ...], limits: tuple[str, ...], how: str
+) -> None:
+    problem = a_mixed_problem(groups, objective="energy_per_token", constraints=limits)
+    notes = [one.replace("\u00a0", " ") for one in summary_of(an_answer(), problem).notes]
+    said = [one for one in notes if "may be better by this objective" in one]
+    assert said == ([f"Fewer than 3 nodes may be better by this objective: {how}"] if how else [])
