@@ -303,7 +303,7 @@ def test_every_plan_passes_the_independent_check(problem: Problem) -> None:
     ("a100-sxm-80gb", "l40s"),  # one has the slower products, the other the slower memory
     ("h100-sxm-80gb", "a100-sxm-80gb"),
 ])  # fmt: skip
-@pytest.mark.parametrize("sizes", [(1, 1), (8, 1), (2, 2)])
+@pytest.mark.parametrize("sizes", [(1, 1), (8, 1)])
 def test_a_mesh_over_unlike_nodes_is_no_faster_than_over_either_kind(
     kinds: tuple[str, str], sizes: tuple[int, int]
 ) -> None:
@@ -315,7 +315,7 @@ def test_a_mesh_over_unlike_nodes_is_no_faster_than_over_either_kind(
             "cluster": {"groups": [{"gpu": gpu, "num_nodes": 1, "gpus_per_node": 8} for gpu in gpus]},
             "workload": {"global_batch_size": 64, "seq_length": 4096},
             "launcher": "megatron-lm",
-            "search": {"certify": "none", "pin": {**mesh, "micro_batch_size": 1}},
+            "search": {"certify": "none", "pin": {**mesh, "micro_batch_size": 1, "zero_stage": 1}},
         })  # fmt: skip
         found = search(problem, default_profile(problem.cluster, "megatron-lm"))
         return found.plans[0].prediction.step_time_s
