@@ -82,7 +82,7 @@ def levers_of(
     """Return the changes that save enough (``worth_of``), the best first; of launchers the fastest alone.
 
     Where plans are ranked by energy, or for each GPU and leave some idle, changes are searched by that. On
-    the fewest nodes, changes that save nodes.
+    the fewest nodes, changes that save nodes. Of stages on unlike nodes, what ``_of_placed_stages`` tries.
 
     Args:
         problem: the request.
@@ -285,7 +285,7 @@ def _changes_by_score(problem: Problem, profile: Profile) -> Iterator[Change]:
 def _without_time_levers(
     problem: Problem, profile: Profile, answer: Answer, *, looks: float
 ) -> Iterator[Lever]:
-    """Return what saves nodes, what ranks plans, or rounder numbers on unlike nodes."""
+    """Return what saves time of stages on unlike nodes, or nodes, or what ranks plans."""
     if problem.places_stages:
         return _of_placed_stages(problem, profile, answer, seconds=looks / LOOKS_PER_S)
     if problem.options.gpus == "fewest":
