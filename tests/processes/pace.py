@@ -2,7 +2,7 @@
 
 A limit in seconds says how much work something may be. A slower machine takes longer for the same work, and
 for what is repeated here as well: what is measured is divided by how much longer that takes. Neighbours on
-a processor slow down additions little and new objects, which need its caches, a lot: the slower of both counts.
+a processor slow down additions little, and new objects, which need its caches, a lot: the slower counts.
 """
 
 import time
