@@ -249,7 +249,6 @@ class GpuType:
 
     gpu: GpuSpec
     operators: GpuOperators
-    constants: Constants
     attention_kernel: str
 
 
@@ -337,9 +336,7 @@ class Context:
             own, kernel = self.facts, of_layers(one.attention_kernel, self.model)
             if kernel != own.attention_kernel:
                 own = replace(own, attention_kernel=kernel)
-            yield replace(
-                self, gpu=one.gpu, operators=one.operators, constants=one.constants, facts=own, types=()
-            )
+            yield replace(self, gpu=one.gpu, operators=one.operators, facts=own, types=())
 
     def untrained(self, *, below: bool = False) -> Context:
         """Return the context of frozen layers among trained ones, or of those ``below`` all of them.
@@ -1095,7 +1092,6 @@ def _type_of(problem: Problem, profile: Profile, facts: FrameworkFacts) -> GpuTy
     return GpuType(
         gpu=_clocked(own.group.gpu, facts),
         operators=own.gpu_operators,
-        constants=own.constants,
         attention_kernel=of_type.attention_kernel,
     )
 
