@@ -9,15 +9,19 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from meshwright.service.report.formatting import plain_table, wrapped
+from meshwright.profiles.figures import tied
+from meshwright.service.report.formatting import plain_table, with_ties, wrapped
 
 _LABEL, _LEAST_BAR, _MOST_BAR = 9, 24, 100
 _MARKS = {
     "generate": "█", "update": "█", "log_probabilities": "=", "critic": "c", "other": "o",
     "refit": "r", "swap": "s", "reward": "w",
 }  # fmt: skip
-_LEGEND = "█ generates or updates  = log-probabilities  o other  r refit  s swap  · waits"
-_FURTHER = {"critic": "c critic", "reward": "w reward model"}
+_LEGEND = {
+    "█": "generates or updates", "=": "log-probabilities", "c": "critic", "w": "reward model", "o": "other",
+    "r": "refit", "s": "swap", "·": "waits",
+}  # fmt: skip
+_FURTHER = {"critic": "critic", "reward": "reward model"}
 _STATUS = {"optimal": "Optimal under our cost model", "feasible": "Best found; not proved"}
 WIDTH = 10_000  # of a chart, whatever its scale
 
@@ -93,12 +97,15 @@ def _part_words(part: str) -> str:
 
 def render_post_training(document: Mapping[str, Any], *, width: int) -> RenderableType:
     """Return the answer (``service.post_training.answer.post_training_document``) for a terminal."""
+    picture = picture_lines(document["plans"][0], width=width)
+    roles, reasons = role_lines(document["plans"][0]), reason_lines(document)
     return Group(
-        Text(title_words(document), style="bold"),
-        wrapped(verdict_words(document), width),
-        *(wrapped(line, width, indent=2) for line in role_lines(document["plans"][0])),
-        *(Text(line) for line in picture_lines(document["plans"][0], width=width)),
-        *(wrapped(line, width, indent=2) for line in reason_lines(document)),
+        wrapped(with_ties(title_words(document)), width, style="bold"),
+        wrapped(with_ties(verdict_words(document)), width),
+        *(wrapped(with_ties(line), width, indent=2) for line in roles),
+        *(Text(line) for line in picture),
+        wrapped(legend_words(picture), width, indent=_LABEL + 3, hang=0),
+        *(wrapped(with_ties(line), width, indent=2) for line in reasons),
     )
 
 
@@ -156,7 +163,7 @@ def _side_lines(plan: Mapping[str, Any], name: str) -> list[str]:
 
 
 def picture_lines(plan: Mapping[str, Any], *, width: int) -> list[str]:
-    """Return who works when: a line for each role, the time axis and the marks."""
+    """Return who works when: a line for each role, and the time axis."""
     columns = min(max(width - _LABEL - 4, _LEAST_BAR), _MOST_BAR)
     step_s, lines = plan["step_s"], list[str]()
     for role in _roles_of(plan):
@@ -167,9 +174,14 @@ def picture_lines(plan: Mapping[str, Any], *, width: int) -> list[str]:
             cells[first:last] = _MARKS[one.part] * (min(last, columns) - first)
         lines.append(f"  {role:{_LABEL}} {''.join(cells)}")
     end = f"{step_s:.0f} s"
-    further = "".join(f"  {words}" for part, words in _FURTHER.items() if plan["parts_s"].get(part))
-    legend = _LEGEND.replace("  o other", f"{further}  o other")
-    return [*lines, f"  {'':{_LABEL}} 0{end:>{columns - 1}}", f"  {'':{_LABEL}} {legend}"]
+    return [*lines, f"  {'':{_LABEL}} 0{end:>{columns - 1}}"]
+
+
+def legend_words(picture: Sequence[str]) -> str:
+    """Return what the marks of a picture mean."""
+    drawn = "".join(line[_LABEL + 3 :] for line in picture[:-1])
+    shown = (f"{mark} {words}" for mark, words in _LEGEND.items() if mark in drawn)
+    return ", ".join(map(tied, shown))
 
 
 def reason_lines(document: Mapping[str, Any]) -> list[str]:
@@ -194,7 +206,7 @@ def reason_lines(document: Mapping[str, Any]) -> list[str]:
 def _differs(plan: Mapping[str, Any], first: Mapping[str, Any]) -> str:
     """Return where a reward model or a critic is, if it is elsewhere than in the first plan."""
     words = [
-        f", {_FURTHER[name][2:]} on {plan[name]['gpus'] or 'no'} GPUs of its own"
+        f", {_FURTHER[name]} on {plan[name]['gpus'] or 'no'} GPUs of its own"
         for name in _FURTHER
         if plan.get(name) and plan[name]["gpus"] != first[name]["gpus"]
     ]

@@ -20,14 +20,30 @@ def document() -> dict[str, Any]:
     return post_training_document(request, plan_post_training(request.asked))
 
 
-def test_the_answer_is_twelve_lines(document: dict[str, Any]) -> None:
-    console = Console(width=160, file=None, record=True, highlight=False, quiet=False)
+def lines_of(document: dict[str, Any], width: int) -> list[str]:
+    """The answer on a terminal of so many columns."""
+    console = Console(width=width, file=None, record=True, highlight=False, quiet=False)
     with console.capture() as captured:
-        console.print(render_post_training(document, width=160))
-    lines = captured.get().rstrip("\n").split("\n")
+        console.print(render_post_training(document, width=width))
+    return captured.get().rstrip("\n").split("\n")
+
+
+def test_the_answer_is_twelve_lines(document: dict[str, Any]) -> None:
+    lines = lines_of(document, 160)
     assert len(lines) == 12
     assert "step off policy" in lines[1]
     assert "·" in lines[5]  # training waits for the longest answers
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_lines_that_go_on_are_indented_and_marks_are_those_of_the_picture(
+    document: dict[str, Any], width: int
+) -> None:
+    title, *lines = lines_of(document, width)
+    assert all(line == line.rstrip() and len(line) <= width for line in (title, *lines))
+    assert [line for line in lines if not line.startswith("  ")] == [lines[1]]  # the verdict
+    assert "refit" in "".join(lines)
+    assert "swap" not in "".join(lines)  # nothing moves between roles apart
 
 
 def test_the_best_of_each_way_is_ranked(document: dict[str, Any]) -> None:
