@@ -155,7 +155,7 @@ def fix_command(  # noqa: PLR0913 - one parameter for each option
     if json_output:
         print_json(found.to_json())
         raise typer.Exit(code)
-    for text in fix_lines(found, chosen, _width()):
+    for text in fix_lines(found, chosen, _width(), given=[str(path) for path in script]):
         sys.stderr.write(f"{text}\n")
     if chosen is None:
         raise typer.Exit(code)

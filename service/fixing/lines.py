@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
 from meshwright.profiles.units import GIB
@@ -14,8 +15,13 @@ from meshwright.service.report.formatting import risk, seconds, stage_memory, wr
 _LISTED = 8  # notes, each on its line
 
 
-def fix_lines(found: Fixes, chosen: FixSet | None, width: int) -> Iterator[str]:
-    """Yield the lines: the run as it stands, each set of edits, and what no edit can change."""
+def fix_lines(
+    found: Fixes, chosen: FixSet | None, width: int, *, given: Sequence[str] = ()
+) -> Iterator[str]:
+    """Yield the lines: the run as it stands, each set of edits, and what no edit can change.
+
+    ``given``: the paths of the launch files, as they were typed.
+    """
     before = found.prediction
     yield _line(
         f"{found.source.name}, {found.own.launcher}: {seconds(before.step_time_s)} a step, "
@@ -30,10 +36,11 @@ def fix_lines(found: Fixes, chosen: FixSet | None, width: int) -> Iterator[str]:
         )
     if found.switched is not None and found.switched.step_time_s < found.possible_s:
         switched_s = found.switched.step_time_s
+        files = (word for path in given or (found.source.name,) for word in ("--from-args", path))
         yield _line(
             f"A switch to {found.switches_to} without DeepSpeed takes {seconds(switched_s)} "
-            f"({_less(switched_s, before.step_time_s)}). To see that plan: "
-            f"meshwright explain --from-args {found.source.name} …",
+            f"({_less(switched_s, before.step_time_s)}). To see that plan, with the other options of this "
+            f"command: {shlex.join(('meshwright', 'explain', *files))}",
             width,
         )
     if chosen is not None:

@@ -359,8 +359,9 @@ def test_adapters_on_deepspeed_are_compared_with_what_edits_reach_and_a_switch_i
     switched = found.switched
     assert switched is not None
     assert switched.step_time_s < found.possible_s
-    _, second, third, *_ = fix_lines(found, found.recommended, 200)
+    _, second, third, *_ = fix_lines(found, found.recommended, 300, given=["my runs/a.sh"])
     assert second.startswith("The best set of edits takes ")
     assert third.startswith("A switch to accelerate without DeepSpeed takes ")
+    assert third.endswith(": meshwright explain --from-args 'my runs/a.sh'")
     plain = found.to_json()["switched"]
     assert (plain["launcher"], plain["step_time_s"]) == ("accelerate", switched.step_time_s)
