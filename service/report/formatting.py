@@ -112,8 +112,8 @@ def words(term: str) -> str:
 
 
 def sentence_case(text: str) -> str:
-    """Return the text with a large first letter, the others unchanged."""
-    return text[:1].upper() + text[1:]
+    """Return the text with a large first letter, unless it begins with the name of a field."""
+    return text if "_" in text.partition(" ")[0] else text[:1].upper() + text[1:]
 
 
 # Short names of the sizes that tables of plans have a column for, in the order of the mesh.

@@ -59,6 +59,7 @@ from meshwright.solver.problem import (
     Workload,
     batch_sizes,
     may_use_fewer,
+    on_gpus,
     under_last_setting,
     usable_gpus,
     with_batch,
@@ -100,6 +101,7 @@ class ProblemChange:
     problem: Problem
     profile: Profile
     last_resort: bool = False  # of no interest where a smaller change, or another of its kind, is enough
+    once: bool = False  # of no interest where another of its kind is enough
     settings: Mapping[str, Any] = field(default_factory=dict)  # values by their paths in the request
 
 
@@ -118,18 +120,29 @@ def asked_less(problem: Problem, profile: Profile, shortfall: Shortfall | None) 
 
 
 def _more_power(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
-    """Raise the power budget to what 2, 4, 8, … GPUs draw, up to those of equal nodes."""
+    """Raise the power budget to what the fewest GPUs draw that have room, and more if need be."""
     most_kw, group = problem.options.max_power_kw, problem.cluster.groups[0]
     if most_kw is None or not problem.cluster.is_homogeneous:
         return
     each_kw, usable = power_of(group.gpu, problem.power_limit_w).busy_w / 1e3, usable_gpus(problem)
-    counts = (1 << power for power in range(int(most_kw / each_kw).bit_length(), usable.bit_length()))
-    for gpus in counts:
+
+    def under(gpus: int) -> Problem:
         kw = ceil(gpus * each_kw * 10) / 10  # never rounded down
-        options = replace(problem.options, max_power_kw=kw)
-        words = f"max_power_kw = {kw:g} ({gpus} GPUs)"
-        settings = {"search.max_power_kw": kw}
-        yield ProblemChange("power", words, replace(problem, options=options), profile, settings=settings)
+        return on_gpus(replace(problem, options=replace(problem.options, max_power_kw=kw)), (gpus,))
+
+    def fits(gpus: int) -> bool:
+        look()
+        return have_room(under(gpus), profile)
+
+    now = int(most_kw / each_kw)
+    counts = sorted({min(_round(gpus, 0), usable) for gpus in range(now + 1, usable + 1)})
+    for gpus in counts[bisect_left(counts, True, key=fits) :]:
+        changed = under(gpus)
+        kw = changed.options.max_power_kw
+        yield ProblemChange(
+            "power", f"max_power_kw = {kw:g}", changed, profile,
+            settings={"search.max_power_kw": kw}, once=True,
+        )  # fmt: skip
 
 
 def _accepted(problem: Problem, profile: Profile, risk: float) -> Iterator[ProblemChange]:
@@ -539,7 +552,8 @@ def _add_fitting(
         if len(group) == enough:
             break
         look()
-        if change.last_resort and (enough_alone or any(one.kind == change.kind for one in group)):
+        alike = any(one.kind == change.kind for one in group)
+        if (change.once and alike) or (change.last_resort and (enough_alone or alike)):
             continue
         if group and change.settings.get("launcher") == "none":  # some launcher runs another change
             continue

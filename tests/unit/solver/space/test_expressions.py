@@ -192,10 +192,12 @@ def test_a_budget_too_small_for_any_plan_names_the_budget_that_is_enough() -> No
     found = answered(problem).infeasible
     assert found is not None
     assert any("max_power_kw = 0.6" in conflict for conflict in found.conflicts)
-    powers = [one for one in found.remedies if one.kind == "power"]
-    assert powers
-    for one in powers:  # kW of at least as many GPUs as its plan has
-        assert float(one.change.split()[2]) * 1e3 >= one.num_gpus * 0.82 * 700
+    (least,) = (one for one in found.remedies if one.kind == "power")
+    least_kw, each_kw = float(least.change.split()[2]), 0.82 * 0.7
+    assert least.num_gpus * each_kw <= least_kw < least.num_gpus * each_kw + 0.1
+    for gpus in range(1, least.num_gpus):  # fewer GPUs are not enough
+        less = replace(problem, options=replace(problem.options, max_power_kw=gpus * each_kw + 0.01))
+        assert not search(less, profile_of(less)).plans
 
 
 def test_recomputing_every_layer_counts_as_all_layers_of_the_model() -> None:
