@@ -442,8 +442,8 @@ def launchers_of_stack(stack: str) -> tuple[str, ...]:
 def deciding_group(cluster: ClusterSpec) -> NodeGroup:
     """Return the group that sets the pace: the slowest large products, memory and links of all groups.
 
-    Products and attention are priced on each group (``by_group``). Its islands are the smallest ones: a
-    collective waits for the group that crosses most of them. Measured collectives are its own.
+    Small products and those in 8 bits are its own: another group may be slower at these. Its islands are
+    the smallest ones: a collective waits for the group that crosses most of them.
     """
     slowest = min(cluster.groups, key=_pace_of)
     narrowest = min(cluster.groups, key=lambda group: group.island_gpus)
@@ -470,8 +470,8 @@ def _pace_of(group: NodeGroup) -> tuple[float, float, str]:
 def default_profile(cluster: ClusterSpec, launcher_or_framework: str) -> Profile:
     """Return the uncalibrated profile of a cluster under a launcher or framework.
 
-    In a mixed cluster it is that of a mesh over all nodes: the slowest network decides the pace, for each
-    product the slowest GPU, the smallest memory the limit. ``by_group`` prices each node group by itself.
+    In a mixed cluster it is that of a mesh over all nodes: the slowest GPU and the slowest network decide
+    the pace, the smallest memory the limit. ``by_group`` prices each node group by itself.
 
     Raises:
         UnknownNameError: neither a launcher nor a framework.

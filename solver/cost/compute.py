@@ -19,7 +19,7 @@ from meshwright.profiles.operators.operators import flash_attention_s, gemm_s
 from meshwright.profiles.operators.tables import IndexArray, OperatorTable, load_operator_tables
 from meshwright.profiles.storage import is_of_experts
 from meshwright.solver.configuration import FloatArray, distinct
-from meshwright.solver.cost.context import Context, PassSeconds, of_slowest_type
+from meshwright.solver.cost.context import Context, PassSeconds
 from meshwright.solver.cost.scan import scan
 from meshwright.solver.cost.scores import eager_scores
 from meshwright.solver.cost.tiles import summed_bytes
@@ -273,7 +273,6 @@ def _taken(gemm: Gemm, index: IndexArray) -> Gemm:
     return replace(gemm, m=m, n=at(gemm.n), k=at(gemm.k), count=at(gemm.count))
 
 
-@of_slowest_type
 def _gemm_seconds(
     ctx: Context, gemms: list[Gemm], precision: str, *, rows: int, trained: bool
 ) -> PassSeconds:
@@ -455,7 +454,6 @@ def _attention_of(ctx: Context) -> PassSeconds:
     return attention + core_attention(further) if further else attention
 
 
-@of_slowest_type
 def _core_attention(ctx: Context) -> PassSeconds:
     """Price attention of sequences that are one document each.
 

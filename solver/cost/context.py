@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, lru_cache, partial, reduce, wraps
+from functools import cached_property, lru_cache, partial, reduce
 from itertools import product
 from math import comb
 from operator import add
-from typing import TYPE_CHECKING, Concatenate, ParamSpec
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -56,8 +56,6 @@ if TYPE_CHECKING:
     from meshwright.profiles.measured.layers import MeasuredLayers
     from meshwright.solver.cost.ways import Ways
 
-P = ParamSpec("P")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassSeconds:
@@ -72,29 +70,10 @@ class PassSeconds:
     def __mul__(self, share: FloatArray | float) -> PassSeconds:
         return PassSeconds(forward=self.forward * share, backward=self.backward * share)
 
-    def or_longer(self, other: PassSeconds) -> PassSeconds:
-        """Return the longer one of each pass."""
-        return PassSeconds(
-            forward=np.maximum(self.forward, other.forward),
-            backward=np.maximum(self.backward, other.backward),
-        )
-
 
 def total(first: PassSeconds, *others: PassSeconds) -> PassSeconds:
     """Return the seconds of all pieces, one after the other."""
     return reduce(add, others, first)
-
-
-def of_slowest_type(
-    price: Callable[Concatenate[Context, P], PassSeconds],
-) -> Callable[Concatenate[Context, P], PassSeconds]:
-    """Price an operator on each GPU type of a mesh: its ranks wait for the slowest of them."""
-
-    @wraps(price)
-    def priced(ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> PassSeconds:
-        return reduce(PassSeconds.or_longer, (price(one, *args, **kwargs) for one in ctx.on_each_type()))
-
-    return priced
 
 
 # --------------------------------------------------------------------------------------------------
@@ -243,15 +222,6 @@ _SPLITTING = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuType:
-    """What products and attention of a mesh take on the GPUs of one of its node groups."""
-
-    gpu: GpuSpec
-    operators: GpuOperators
-    attention_kernel: str
-
-
 @dataclass(frozen=True, kw_only=True)
 class Context:
     """Inputs of pricing; arrays have shape (n,) and are float64 unless they are masks.
@@ -264,7 +234,6 @@ class Context:
     facts: FrameworkFacts
     constants: Constants
     operators: GpuOperators
-    types: tuple[GpuType, ...]  # of a mesh over unlike GPUs; empty: all are alike
     fabric: Fabric  # between pipeline stages
     layers: MeasuredLayers | None
     columns: Columns
@@ -327,16 +296,6 @@ class Context:
     def replays(self, shape: LayerShape) -> bool:
         """Return whether full recomputation replays layers of a shape, trained or frozen."""
         return shape.trains == TRAINED or self.facts.replays_frozen
-
-    def on_each_type(self) -> Iterator[Context]:
-        """Yield the context on each GPU type of a mesh."""
-        if not self.types:
-            yield self
-        for one in self.types:
-            own, kernel = self.facts, of_layers(one.attention_kernel, self.model)
-            if kernel != own.attention_kernel:
-                own = replace(own, attention_kernel=kernel)
-            yield replace(self, gpu=one.gpu, operators=one.operators, facts=own, types=())
 
     def untrained(self, *, below: bool = False) -> Context:
         """Return the context of frozen layers among trained ones, or of those ``below`` all of them.
@@ -1072,30 +1031,6 @@ def _context_groups(
     return group(near, stride), group(ranks / near, stride * near)
 
 
-def _clocked(gpu: GpuSpec, facts: FrameworkFacts) -> GpuSpec:
-    """Return a GPU at the clock that a power limit leaves it."""
-    clock = clock_share(gpu, facts.power_limit_w)
-    return replace(gpu, peak_flops={name: peak * clock for name, peak in gpu.peak_flops.items()})
-
-
-def _launched_slowest(profile: Profile) -> GpuOperators:
-    """Return a GPU type's shares, with the slowest launches of all types in a mesh."""
-    own = profile.gpu_operators
-    if not profile.by_group:
-        return own
-    every = [one.gpu_operators for one in profile.by_group]
-    return replace(own, launch_s=max(one.launch_s for one in every), host=max(one.host for one in every))
-
-
-def _type_of(problem: Problem, profile: Profile, facts: FrameworkFacts) -> GpuType:
-    own, of_type = _as_run(problem, profile)
-    return GpuType(
-        gpu=_clocked(own.group.gpu, facts),
-        operators=own.gpu_operators,
-        attention_kernel=of_type.attention_kernel,
-    )
-
-
 def context_of(problem: Problem, columns: Columns, profile: Profile, ways: Ways | None = None) -> Context:
     """Return everything that the formulas read.
 
@@ -1113,7 +1048,8 @@ def context_of(problem: Problem, columns: Columns, profile: Profile, ways: Ways 
     in_32_bits, gpu = workload.precision == "fp32", profile.group.gpu
     precision = "bf16" if in_32_bits else linear_precision(problem, facts, gpu)
     low_precision = precision in ("fp8", "fp4")
-    gpu = _clocked(gpu, facts)
+    clock = clock_share(gpu, facts.power_limit_w)
+    gpu = replace(gpu, peak_flops={name: peak * clock for name, peak in gpu.peak_flops.items()})
     remainder_bytes = 2.0 if _has_remainders(problem, facts, low_precision=low_precision) else 0.0
 
     def size_of(axis: str) -> FloatArray:
@@ -1139,8 +1075,7 @@ def context_of(problem: Problem, columns: Columns, profile: Profile, ways: Ways 
         gpu=gpu,
         facts=facts,
         constants=profile.constants,
-        operators=_launched_slowest(profile),
-        types=tuple(_type_of(problem, one, facts) for one in profile.by_group),
+        operators=profile.gpu_operators,
         fabric=stages,
         layers=None if lengths else profile.layers,  # which were timed on whole sequences
         columns=columns,

@@ -11,7 +11,7 @@ import numpy as np
 from meshwright.profiles.collectives.collectives import all_gather_s
 from meshwright.profiles.mixers import MixerSpec
 from meshwright.solver.configuration import FloatArray
-from meshwright.solver.cost.context import Context, PassSeconds, of_slowest_type
+from meshwright.solver.cost.context import Context, PassSeconds
 
 # A backward pass has two products for each of the forward's, and makes again what is not kept of it: states
 # and the inverse by keys and values (flash-linear-attention 0.4, ops/gated_delta_rule/chunk.py;
@@ -39,7 +39,6 @@ _CHANNEL_DECAYS = 1.75
 _STATE_BYTES = 4.0
 
 
-@of_slowest_type
 def scan(ctx: Context, mixer: MixerSpec) -> PassSeconds:
     """Price the scan of one layer: its products or its bytes, and what chunks wait for states.
 
