@@ -330,8 +330,8 @@ class Profile:
             network_bytes_per_s=group.inter_node.payload_bytes_per_s,
             rail_only=group.links is not None and group.links.rail_only,
         )
-        like = _PCIE if group.intra_node.kind == "pcie" else self.gpu_operators.tables or _FAST_LINK
-        tables = slowdown_tables(like, at_line_rate, group.measured)
+        beside = frozenset((one.measured_like, one.group.intra_node.bytes_per_s) for one in self.by_group)
+        tables = slowdown_tables(self.measured_like, at_line_rate, group.measured, beside)
         reached = replace(
             at_line_rate,
             fast_bytes_per_s=at_line_rate.fast_bytes_per_s * constants.fast_link,
@@ -341,6 +341,11 @@ class Profile:
         # the catalog's tables count the usual latency, those timed on these nodes their own
         hop_s = 0.0 if timed else max(group.inter_node.latency_s - NETWORK_LATENCY_S, 0.0)
         return Fabric(lines=reached, tables=tables, launch_s=constants.collective_latency_s, hop_s=hop_s)
+
+    @property
+    def measured_like(self) -> str:
+        """Return the GPU type with measured collectives like those inside an island."""
+        return _PCIE if self.group.intra_node.kind == "pcie" else self.gpu_operators.tables or _FAST_LINK
 
     @cached_property
     def fabrics(self) -> tuple[Fabric, ...]:
@@ -442,8 +447,9 @@ def launchers_of_stack(stack: str) -> tuple[str, ...]:
 def deciding_group(cluster: ClusterSpec) -> NodeGroup:
     """Return the group that sets the pace: the slowest large products, memory and links of all groups.
 
-    Small products and those in 8 bits are its own: another group may be slower at these. Its islands are
-    the smallest ones: a collective waits for the group that crosses most of them.
+    At small products and those in 8 bits another group may be slower: the price of an operator is that on
+    the slowest (``cost.context.on_slowest``). Its islands are the smallest ones: a collective waits for the
+    group that crosses most of them.
     """
     slowest = min(cluster.groups, key=_pace_of)
     narrowest = min(cluster.groups, key=lambda group: group.island_gpus)
@@ -479,10 +485,19 @@ def default_profile(cluster: ClusterSpec, launcher_or_framework: str) -> Profile
     profile = _profile_of(deciding_group(cluster), launcher_or_framework)
     if cluster.is_homogeneous:
         return profile
+    by_group = tuple(_profile_of(group, launcher_or_framework) for group in cluster.distinct_groups)
+    each = [profile, *by_group]
+    keeps_scores = next((one.framework for one in each if not one.framework.flash), profile.framework)
     return replace(
         profile,
+        framework=keeps_scores,
+        gpu_operators=replace(
+            profile.gpu_operators,
+            host=max(one.gpu_operators.host for one in each),
+            launch_s=max(one.gpu_operators.launch_s for one in each),
+        ),
         warnings=(*profile.warnings, _mixed_warning(cluster, profile, launcher_or_framework)),
-        by_group=tuple(_profile_of(group, launcher_or_framework) for group in cluster.distinct_groups),
+        by_group=by_group,
     )
 
 

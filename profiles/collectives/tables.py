@@ -131,7 +131,10 @@ _NEAREST = {  # the collective with measurements that replace missing ones
 
 @lru_cache(maxsize=256)  # 80 KB each: a service prices whatever bandwidths it is asked about
 def slowdown_tables(
-    gpu_tables: str, lines: Lines, measured: MeasuredLink | None
+    gpu_tables: str,
+    lines: Lines,
+    measured: MeasuredLink | None,
+    beside: frozenset[tuple[str, float]] = frozenset(),
 ) -> Mapping[str, SlowdownTable]:
     """Return the tables of all collectives.
 
@@ -139,6 +142,8 @@ def slowdown_tables(
         gpu_tables: the GPU type with the measured collectives that hold inside an island.
         lines: line rates, which measured bandwidths are held against.
         measured: measurements on the cluster itself.
+        beside: GPU types of other nodes in the same mesh, and the line rate inside their islands: each
+            entry is that of the slowest.
 
     Raises:
         ProfileError: the GPU type was not measured.
@@ -146,6 +151,9 @@ def slowdown_tables(
     found = {}
     for kind in KINDS:
         inside = _inside(load_operator_tables(gpu_tables).find(kind, ANY))
+        for like, line in beside:
+            other = _inside(load_operator_tables(like).find(kind, ANY))
+            inside = np.maximum(inside, other + np.log2(lines.fast_bytes_per_s / line))
         table = np.concatenate([inside, _across(kind, network_shares(), lines)])
         if measured is not None:
             curves = measured.of_collective(*_NEAREST[kind])

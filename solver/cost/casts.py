@@ -16,7 +16,7 @@ from meshwright.profiles.layers.operators import Operator
 from meshwright.profiles.model import LayerKind
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.compute import product
-from meshwright.solver.cost.context import EITHER_SIDE, Context
+from meshwright.solver.cost.context import EITHER_SIDE, Context, on_slowest
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,7 @@ _RECIPES: Mapping[str, _Recipe] = {
 _TRANSPOSED = 2.0  # of an element of 8 bits by a kernel of its own: read and written
 
 
+@on_slowest
 def cast_bytes(ctx: Context, kind: LayerKind) -> tuple[FloatArray, FloatArray]:
     """Return the bytes of a layer's forward and backward pass, (n,); 0 in 16 bits.
 

@@ -19,7 +19,7 @@ from meshwright.profiles.operators.operators import flash_attention_s, gemm_s
 from meshwright.profiles.operators.tables import IndexArray, OperatorTable, load_operator_tables
 from meshwright.profiles.storage import is_of_experts
 from meshwright.solver.configuration import FloatArray, distinct
-from meshwright.solver.cost.context import Context, PassSeconds
+from meshwright.solver.cost.context import Context, PassSeconds, on_slowest
 from meshwright.solver.cost.scan import scan
 from meshwright.solver.cost.scores import eager_scores
 from meshwright.solver.cost.tiles import summed_bytes
@@ -235,6 +235,7 @@ def layer_gemms(ctx: Context, kind: LayerKind, *blocks: Block) -> list[Gemm]:
     return products(ctx, layer.of(*blocks) if blocks else layer.operators)
 
 
+@on_slowest
 def gemm_seconds(ctx: Context, gemms: list[Gemm], precision: str, *, trained: bool = True) -> PassSeconds:
     """Price all products of a layer, forward and backward; frozen matrices have no weight gradient.
 
@@ -436,6 +437,7 @@ def core_attention(ctx: Context) -> PassSeconds:
     return ctx.kept_attention[0]
 
 
+@on_slowest
 def _attention_of(ctx: Context) -> PassSeconds:
     if not ctx.model.mixes_tokens:
         return ctx.nothing
@@ -501,6 +503,7 @@ def _masked_slowdown(ctx: Context) -> FloatArray | float:
     return scores / ctx.model.attended_tokens(ctx.seq_length)
 
 
+@on_slowest
 def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
     """Price norms, residuals, rotary embedding and activation: bytes over bandwidth.
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, lru_cache, partial, reduce
+from functools import cached_property, lru_cache, partial, reduce, wraps
 from itertools import product
 from math import comb
 from operator import add
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -74,6 +74,45 @@ class PassSeconds:
 def total(first: PassSeconds, *others: PassSeconds) -> PassSeconds:
     """Return the seconds of all pieces, one after the other."""
     return reduce(add, others, first)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What operators are priced on: one type of GPU among those of a mesh."""
+
+    gpu: GpuSpec
+    operators: GpuOperators
+    hbm_bytes_per_s: float  # that memory-bound operators reach
+
+
+Args = ParamSpec("Args")
+Found = TypeVar("Found")
+
+
+def on_slowest(
+    term: Callable[Concatenate[Context, Args], Found],
+) -> Callable[Concatenate[Context, Args], Found]:
+    """Compute a term of a mesh on the type of GPU that is slowest at it: all others wait for that one.
+
+    Results are arrays of shape (n,), numbers, passes, or tuples of arrays.
+    """
+
+    @wraps(term)
+    def found(ctx: Context, /, *args: Args.args, **kwargs: Args.kwargs) -> Found:
+        if not ctx.beside:
+            return term(ctx, *args, **kwargs)
+        return reduce(_slower, (term(one, *args, **kwargs) for one in ctx.of_devices))
+
+    return found
+
+
+def _slower(one: Any, other: Any) -> Any:  # noqa: ANN401 - of any type
+    if isinstance(one, PassSeconds):
+        forward, backward = _slower((one.forward, one.backward), (other.forward, other.backward))
+        return PassSeconds(forward=forward, backward=backward)
+    if isinstance(one, tuple):
+        return tuple(map(np.maximum, one, other))
+    return np.maximum(one, other)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -287,6 +326,18 @@ class Context:
     weight_group: Group  # those that share each dense matrix
     expert_weight_group: Group  # those that share each expert
     ways: Ways | None  # the switches that each row is under; None: the same for all
+    beside: tuple[Device, ...]  # further types of GPUs in the mesh of every stage
+
+    @cached_property
+    def of_devices(self) -> tuple[Context, ...]:
+        """Return a context for each type of GPU in the mesh."""
+        own = Device(gpu=self.gpu, operators=self.operators, hbm_bytes_per_s=self.hbm_bytes_per_s)
+        return tuple(
+            replace(
+                self, beside=(), gpu=one.gpu, operators=one.operators, hbm_bytes_per_s=one.hbm_bytes_per_s
+            )
+            for one in (own, *self.beside)
+        )
 
     def of(self, shape: LayerShape) -> Context:
         """Return the context of layers of one shape, in a model that has their attention throughout."""
@@ -957,6 +1008,7 @@ def _in_32_bits(profile: Profile, facts: FrameworkFacts) -> tuple[Profile, Frame
     changed = replace(
         profile,
         group=slow,
+        by_group=tuple(_in_32_bits(one, facts)[0] for one in profile.by_group),
         gpu_operators=replace(operators, gemm={"bf16": share, "fp16": share}),
         constants=replace(
             constants,
@@ -1048,8 +1100,8 @@ def context_of(problem: Problem, columns: Columns, profile: Profile, ways: Ways 
     in_32_bits, gpu = workload.precision == "fp32", profile.group.gpu
     precision = "bf16" if in_32_bits else linear_precision(problem, facts, gpu)
     low_precision = precision in ("fp8", "fp4")
-    clock = clock_share(gpu, facts.power_limit_w)
-    gpu = replace(gpu, peak_flops={name: peak * clock for name, peak in gpu.peak_flops.items()})
+    beside = _devices_beside(problem, profile, facts)
+    gpu = _clocked(gpu, facts)
     remainder_bytes = 2.0 if _has_remainders(problem, facts, low_precision=low_precision) else 0.0
 
     def size_of(axis: str) -> FloatArray:
@@ -1119,7 +1171,36 @@ def context_of(problem: Problem, columns: Columns, profile: Profile, ways: Ways 
         weight_group=group(g, t, data),
         expert_weight_group=group(ge, e * et, data),
         ways=ways,
+        beside=beside,
     )  # fmt: skip
+
+
+def _clocked(gpu: GpuSpec, facts: FrameworkFacts) -> GpuSpec:
+    """Return a GPU with the peaks that its power limit leaves."""
+    clock = clock_share(gpu, facts.power_limit_w)
+    return replace(gpu, peak_flops={name: peak * clock for name, peak in gpu.peak_flops.items()})
+
+
+def _devices_beside(problem: Problem, profile: Profile, facts: FrameworkFacts) -> tuple[Device, ...]:
+    """Return the types of GPUs in a mesh beside the one that decides; () where all are alike.
+
+    Raises:
+        InvalidProblemError: one of them lacks the precision that the recipe asks for.
+    """
+    found = list[Device]()
+    for one in profile.by_group:
+        if one.group.gpu.slug == profile.group.gpu.slug:
+            continue
+        if problem.workload.precision != "fp32":
+            linear_precision(problem, facts, one.group.gpu)
+        found.append(
+            Device(
+                gpu=_clocked(one.group.gpu, facts),
+                operators=one.gpu_operators,
+                hbm_bytes_per_s=one.group.gpu.hbm_bytes_per_s * profile.constants.hbm,
+            )
+        )
+    return tuple(found)
 
 
 _DUALPIPE_V = SCHEDULES.index("dualpipe_v")

@@ -18,7 +18,7 @@ from meshwright.profiles.frameworks import MERGED
 from meshwright.profiles.model import LayerKind
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.compute import products
-from meshwright.solver.cost.context import Context, PassSeconds
+from meshwright.solver.cost.context import Context, PassSeconds, on_slowest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +99,7 @@ def keeps_inputs(ctx: Context) -> bool:
     return rows is None or rows.keeps_input
 
 
+@on_slowest
 def fake_quantized(ctx: Context, kind: LayerKind) -> PassSeconds:
     """Price the fake quantisers of a layer's linear layers in one forward and one backward pass."""
     forward = backward = ctx.t * 0.0

@@ -17,7 +17,7 @@ from meshwright.profiles.model import LayerKind
 from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.storage import storage_of
 from meshwright.solver.configuration import BoolArray, FloatArray
-from meshwright.solver.cost.context import Context, PassSeconds, experts_overlap
+from meshwright.solver.cost.context import Context, PassSeconds, experts_overlap, on_slowest
 from meshwright.solver.cost.fake_quantization import fake_kernels
 from meshwright.solver.cost.losses import loss_is_read
 from meshwright.solver.cost.parameters import STACKED_TENSORS, Part
@@ -227,6 +227,7 @@ def _core_kernels(ctx: Context) -> FloatArray | float:
     return 1.0 + ctx.repeats_keys * repeated + ctx.masked * _MASK
 
 
+@on_slowest
 def _ungrouped_s(ctx: Context, kind: LayerKind) -> FloatArray | float:
     """Return seconds of a loop over experts inside a grouped product that has no kernel of its own.
 

@@ -45,7 +45,7 @@ from meshwright.profiles.towers import TOWER_PARTS, FrozenPart
 from meshwright.profiles.trained_layers import TRAINED
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.compute import Gemm, ends_unread, layer_gemms, routed_rows, wraps_experts
-from meshwright.solver.cost.context import Context
+from meshwright.solver.cost.context import Context, on_slowest
 from meshwright.solver.cost.sharding import SHARD_WEIGHTS
 from meshwright.solver.cost.towers import tower_context
 
@@ -335,6 +335,7 @@ def _moved_bytes(ctx: Context) -> tuple[float, float]:
     return _CAST_BYTES if ctx.held_precision == "fp32" else (0.0, 0.0)
 
 
+@on_slowest
 def converted_bytes(ctx: Context, kind: LayerKind) -> tuple[FloatArray, FloatArray]:
     """Return bytes moved to make a layer's weights bf16, in each forward and backward pass."""
     weights, storage = _converted_weights(ctx, kind), storage_of(ctx.held_precision)

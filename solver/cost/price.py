@@ -59,6 +59,7 @@ from meshwright.solver.cost.context import (
     context_of,
     facts_as_run,
     is_offloaded,
+    on_slowest,
     paired_passes,
     total,
 )
@@ -282,6 +283,7 @@ def _unreplayed_s(
     return launching(busy).forward - launching(replace(busy, forward=busy.forward - spared)).forward
 
 
+@on_slowest
 def _moved_s(ctx: Context, moved_bytes: tuple[FloatArray, FloatArray]) -> PassSeconds:
     forward, backward = moved_bytes
     return PassSeconds(forward=forward * ctx.elementwise_byte_s, backward=backward * ctx.elementwise_byte_s)
@@ -383,6 +385,7 @@ _NORMALIZED_FORWARD, _NORMALIZED_BACKWARD = 6.0, 24.0
 _ENCODED = (512.0, 4096.0)  # tokens of a text and numbers of each, as T5-XXL and umT5-XXL have them
 
 
+@on_slowest
 def head_seconds(ctx: Context) -> PassSeconds:
     """Price final norm, projection to the vocabulary, and the loss, for one token prediction."""
     made = products(ctx, ctx.model.head)
