@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
@@ -111,25 +111,19 @@ def state_folder() -> Path:
 
 
 def keep(document: Mapping[str, Any], problem: Problem, *, whole: bool = False) -> list[str]:
-    """Keep one answer; a state folder that cannot be written spoils no search, but is a warning.
+    """Keep one answer; returns a warning where it can't be kept.
 
     Another answer to the same question, with another profile, is kept as well: its plans may be running.
     ``whole``: the answer has all that ``plan`` shows and no limit cut it, so that it may be shown again.
     """
-    try:
-        _keep(path_of(document, problem, whole=whole), document, MAX_KEPT)
-    except OSError as fault:
-        return [f"the answer can't be saved ({fault.strerror}): use --save-dir, or keep --json"]
-    return []
+    fault = _keep(lambda: path_of(document, problem, whole=whole), document, MAX_KEPT)
+    return [f"the answer can't be saved ({one}): use --save-dir, or keep --json" for one in fault]
 
 
 def note_roles() -> list[str]:
     """Note that the newest answer is of post-training, which is not kept: no rank means a plan of it."""
-    try:
-        _keep(state_folder() / _OF_ROLES, {"kind": POST_TRAINING}, MAX_KEPT)
-    except OSError as fault:
-        return [f"the answer can't be noted ({fault.strerror})"]
-    return []
+    fault = _keep(lambda: state_folder() / _OF_ROLES, {"kind": POST_TRAINING}, MAX_KEPT)
+    return [f"the answer can't be noted ({one})" for one in fault]
 
 
 def path_of(document: Mapping[str, Any], problem: Problem, *, whole: bool = False) -> Path:
@@ -163,20 +157,25 @@ def _shown_again(problem: Problem) -> str:
 
 
 def keep_verdict(plan_id: str, verdict: str) -> list[str]:
-    """Keep a launcher's verdict on a plan; as in ``keep``, a folder that cannot be written is a warning."""
+    """Keep a launcher's verdict on a plan; returns a warning where it can't be kept."""
+    fault = _keep(lambda: _verdict_of(plan_id), {"plan_id": plan_id, "verdict": verdict}, _MAX_VERDICTS)
+    return [f"the verdict can't be saved ({one})" for one in fault]
+
+
+def _keep(place: Callable[[], Path], document: Mapping[str, Any], most: int) -> list[str | None]:
+    """Write a file, and remove the oldest ones next to it beyond ``most``.
+
+    Returns the system's reason where the state folder can't be found or written: that spoils no command.
+    """
     try:
-        _keep(_verdict_of(plan_id), {"plan_id": plan_id, "verdict": verdict}, _MAX_VERDICTS)
+        path = place()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, document_text(document, indent=None))
+        for old in _newest_first(path.parent)[most:]:
+            old.unlink(missing_ok=True)
     except OSError as fault:
-        return [f"the verdict can't be saved ({fault.strerror})"]
+        return [fault.strerror]
     return []
-
-
-def _keep(path: Path, document: Mapping[str, Any], most: int) -> None:
-    """Write a file, and remove the oldest ones next to it beyond ``most``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, document_text(document, indent=None))
-    for old in _newest_first(path.parent)[most:]:
-        old.unlink(missing_ok=True)
 
 
 def verdicts_of(plans: Sequence[Plan]) -> dict[str, str]:

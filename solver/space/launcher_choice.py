@@ -185,14 +185,17 @@ def launchers_able(problem: Problem) -> tuple[str, ...]:
 
 
 def without_files(problem: Problem, choice: LauncherChoice) -> Iterator[str]:
-    """Yield why a question gets no launch files, and which launcher it gets without one of its options."""
+    """Yield why a question gets no launch files, and which launcher writes them without one of its options.
+
+    The launcher is named as an option, for ``none`` may be stated.
+    """
     if choice.launcher != "none" or not choice.refused:
         return
     faults = dict(choice.refused)
     for words, other in _without_an_option(as_asked_of_any(problem)):
         name = chosen_launcher(other).launcher
         if name in faults and name != "none":
-            yield f"no launch files: {faults[name]}. {words}: launcher {name}"
+            yield f"no launch files: {faults[name]}. {words}, --launcher {name} writes them"
             return
     yield f"no launch files: {choice.refused[0][1]}, and no other launcher can"
 

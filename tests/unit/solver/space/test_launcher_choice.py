@@ -187,6 +187,9 @@ def test_where_an_option_leaves_no_launcher_it_is_named_with_the_one_it_costs(
         return
     (line,) = without_files(problem, choice)
     assert line.startswith(f"no launch files: {said}. With")
-    assert line.endswith(f"launcher {instead}")
+    assert line.endswith(f", --launcher {instead} writes them")
+    typed = parse_problem(raw | {"search": {"pin": pin}, "launcher": "none"})
+    assert [*without_files(typed, default_launcher(typed))] == [line]
     plain = request("gemma-3-12b", **{name: value for name, value in asked.items() if name == "lora_rank"})
     assert parse_problem(plain).launcher == instead
+    assert parse_problem(plain | {"launcher": instead}).launcher == instead
