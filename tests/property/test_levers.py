@@ -356,6 +356,21 @@ def test_offload_far_from_the_first_plan_is_named_where_few_plans_are_to_be_sear
     assert saved["offload"] == pytest.approx(named.saves, abs=0.01)
 
 
+def test_offload_that_spares_stages_is_named_where_nothing_is_recomputed() -> None:
+    """Four stages hold 8 billion parameters on 8 A100 of 40 GB, ZeRO-3 with activations on the host too."""
+    groups = [{"gpu": "a100-sxm-40gb", "num_nodes": 1, "gpus_per_node": 8}]
+    raw: dict[str, Any] = {
+        "model": {"name": "llama-3.1-8b"},
+        "cluster": {"groups": groups},
+        "workload": {"global_batch_size": 64, "seq_length": 8192},
+        "launcher": "megatron-lm",
+    }
+    _, answer = compared(raw)
+    assert answer.ranking[0].config.recompute_granularity == "none"
+    (named,) = (one for one in answer.levers if one.kind == "offload")
+    assert named.saves > 0.05
+
+
 def test_a_launcher_without_a_name_for_the_adapted_layers_is_named_with_all_of_them(
     tmp_path: Path,
 ) -> None:

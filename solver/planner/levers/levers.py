@@ -5,9 +5,9 @@ Its plan is found a few moves away from the answer's own plans and from the rule
 changed request, which takes milliseconds, and laid out in its fastest split. It has passed the independent
 check, and a search of the changed request finds that plan or a better one, so that the gain is a lower
 bound, and called one (``Lever.at_least``). Changes that free or take much memory are searched, since a
-layout far away may then be best. So are batches where the first plan leaves GPUs idle, offload where the
-first plan recomputes, changes with few candidates (``_is_searched``), and some other launchers
-(``of_launchers``). What ranks plans otherwise than by step is searched as well (``_by_score``).
+layout far away may then be best. So are batches where the first plan leaves GPUs idle, offload and other
+changes with few candidates (``_is_searched``), and some launchers (``of_launchers``). What ranks plans
+otherwise than by step is searched as well (``_by_score``).
 ``every_lever`` searches each change instead, as ``explain --levers`` does.
 
 Work is counted, in configurations and in looks at the clock, so that an answer is the same on every machine
@@ -161,14 +161,14 @@ def _without_batches(problem: Problem, levers: Iterable[Lever]) -> Iterator[Leve
     return (one for one in levers if not (several and "workload.global_batch_size" in one.settings))
 
 
-_FEW_OFFLOADED = 2000  # candidates with stages: a search of all that offload may free takes up to 0.5 s
+_FEW_OFFLOADED = 4000  # candidates with stages: a search of all that offload may free takes up to 1 s
 
 
 def _is_searched(problem: Problem, change: Change, answer: Answer) -> bool:
     """Return whether a change is searched: it moves much memory, or there are few candidates.
 
     So are batches where the first plan leaves GPUs idle. With stages only other precisions are searched,
-    since faster products favour other layouts, and offload where the first plan recomputes.
+    since faster products favour other layouts, and offload, which may spare recomputation or stages.
     """
     asked = change.problem
     if change.moves_memory or (change.kind == "batch" and leaves_idle(problem, answer)):
@@ -176,8 +176,7 @@ def _is_searched(problem: Problem, change: Change, answer: Answer) -> bool:
     if not has_stages(asked):
         return is_small(asked)
     if change.kind == OFFLOAD:
-        recomputes = answer.ranking[0].config.recompute_granularity != "none"
-        return recomputes and estimated_outer(asked) <= _FEW_OFFLOADED
+        return estimated_outer(asked) <= _FEW_OFFLOADED
     return change.kind == "precision" and is_small(asked)
 
 
