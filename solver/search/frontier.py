@@ -34,7 +34,7 @@ from meshwright.solver.search.fill import can_beat
 from meshwright.solver.search.fill_kinds import tightened_s
 from meshwright.solver.search.listed import are_listed
 from meshwright.solver.search.priced_space import CHUNK, Priced, Unopened
-from meshwright.solver.search.splits import Split, best_splits
+from meshwright.solver.search.splits import Split, are_offered, best_splits, least_offered_s
 from meshwright.solver.space.factored import Crossing
 
 # --------------------------------------------------------------------------------------------------
@@ -411,8 +411,11 @@ class Frontier:
             heapq.heappush(self._heap, entry)
         index = np.array(batch, dtype=np.int64)
         try:
+            limit_s = self.limits_s(index)
             if self.rows.is_uniform:  # against a score found since, a look costs less than a split
-                index = self._left_of(index, self.limits_s(index))
+                index = self._left_of(index, limit_s)
+            else:
+                self._bound_by_offered(index[np.isfinite(limit_s)])
             found = self.solve(index[self.bound_s[index] <= self.limits_s(index)].tolist())
         except OutOfTime:
             for row in batch:
@@ -421,6 +424,15 @@ class Frontier:
         for solved in found:
             heapq.heappush(self._heap, (solved.bound_s, solved.row))
         self._dive(found)
+
+    def _bound_by_offered(self, index: IntArray) -> None:
+        """Raise the bounds of rows that are offered some splits: most take too long under all of them.
+
+        Whether these fit costs more to know, and is asked of the rows that are left.
+        """
+        rows = self.rows.take(index)
+        some = np.flatnonzero(are_offered(rows))
+        self._raise(index[some], least_offered_s(rows.take(some)))
 
     def _dive(self, found: Sequence[Solved]) -> None:
         """Rank the most promising of solved rows of different layouts before their turn comes.

@@ -16,6 +16,7 @@ lexicographically least, ties to earlier ranks; (2) makes the sum of squared sta
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property, lru_cache
 from itertools import pairwise, product
 
@@ -188,29 +189,52 @@ def _with_ends(num_layers: int, chunks: int, *, prediction: bool) -> IntArray:
     return np.unique(np.array(found, dtype=np.int64).reshape(-1, chunks), axis=0)
 
 
-def best_offered(rows: Rows) -> list[Split | None]:
-    """Return the offered split with the least closed form of each row; None if none fits.
+def are_offered(rows: Rows) -> BoolArray:
+    """Mark rows of layers of several kinds that have no other splits than the offered ones, (n,)."""
+    several = (rows.v > 1) & rows.uneven_stages
+    return several & np.bool_(not rows.is_uniform and not rows.only_split)
 
-    Rows of as many ranks are priced together, whatever their chunks: sums by rank are quick then.
-    """
+
+def best_offered(rows: Rows) -> list[Split | None]:
+    """Return the offered split with the least closed form of each row; None if none fits."""
     found = list[Split | None]([None] * len(rows))
-    shapes = zip((rows.p * rows.v).tolist(), rows.smallest_chunk.tolist(), strict=True)
-    splits = [_offered(rows.layout, *shape) for shape in shapes]
-    able = np.array([row for row, own in enumerate(splits) if len(own)], dtype=np.int64)
-    order = able[np.lexsort((rows.v[able], rows.p[able]))]
-    for some in np.split(order, np.flatnonzero(np.diff(rows.p[order])) + 1):
-        for start in range(0, len(some), _TOGETHER):
-            look()
-            here = some[start : start + _TOGETHER].tolist()
-            each, width = [len(splits[row]) for row in here], splits[here[-1]].shape[1]
-            many = rows.take(np.repeat(here, each))
-            padded = [np.pad(splits[row], ((0, 0), (0, width - splits[row].shape[1]))) for row in here]
-            stages = many.stages(np.concatenate(padded))
-            fits = stages.peak_memory_bytes.max(axis=1) <= rows.budget_bytes
-            cost = np.where(fits, objective_s(many.prices, many.columns, stages), np.inf)
-            for row, costs in zip(here, np.split(cost, np.cumsum(each)[:-1]), strict=True):
-                found[row] = tuple(splits[row][costs.argmin()].tolist()) if costs.min() < np.inf else None
+    for which, begin, splits in _of_several(rows):
+        many = rows.take(np.repeat(which, np.diff(begin)))
+        stages = many.stages(splits)
+        fits = stages.peak_memory_bytes.max(axis=1) <= rows.budget_bytes
+        cost = np.where(fits, objective_s(many.prices, many.columns, stages), np.inf)
+        chunks = (rows.p * rows.v)[which].tolist()
+        for row, first, end, width in zip(which, begin, begin[1:], chunks, strict=False):
+            at = first + int(cost[first:end].argmin())
+            found[row] = tuple(splits[at, :width].tolist()) if cost[at] < np.inf else None
     return found
+
+
+def least_offered_s(rows: Rows) -> FloatArray:
+    """Bound every row by the last tier of its offered splits, whether these fit or not, (n,)."""
+    bound = np.full(len(rows), np.inf)
+    for which, begin, splits in _of_several(rows):
+        many = rows.take(np.repeat(which, np.diff(begin)))
+        bound[which] = np.minimum.reduceat(
+            split_s(many, many.stages(splits, with_memory=False)), begin[:-1]
+        )
+    return bound
+
+
+def _of_several(rows: Rows) -> Iterator[tuple[list[int], list[int], IntArray]]:
+    """Yield some rows that are offered splits, where those of each begin and end, and all of these."""
+    shapes = zip((rows.p * rows.v).tolist(), rows.smallest_chunk.tolist(), strict=True)
+    offered = [_offered(rows.layout, *shape) for shape in shapes]
+    able = np.array([row for row, own in enumerate(offered) if len(own)], dtype=np.int64)
+    order = able[np.lexsort((rows.v[able], rows.p[able]))]  # of like sizes: little is padded
+    for start in range(0, len(order), _TOGETHER):
+        look()
+        which = order[start : start + _TOGETHER].tolist()
+        begin = np.cumsum([0, *(len(offered[row]) for row in which)]).tolist()
+        splits = np.zeros((begin[-1], max(offered[row].shape[1] for row in which)), dtype=np.int64)
+        for row, first in zip(which, begin, strict=False):
+            splits[first : first + len(offered[row]), : offered[row].shape[1]] = offered[row]
+        yield which, begin, splits
 
 
 # --------------------------------------------------------------------------------------------------
@@ -261,7 +285,7 @@ def best_splits(rows: Rows) -> list[Split | None]:
         return only_splits(rows)
     if rows.is_uniform:
         return _best_of_uniform(rows)
-    several = np.flatnonzero((rows.v > 1) & rows.uneven_stages)
+    several = np.flatnonzero(are_offered(rows))
     offered = dict(zip(several.tolist(), best_offered(rows.take(several)), strict=True))
     return [
         offered[row] if row in offered else _best_with_tables(rows.take([row])) for row in range(len(rows))

@@ -30,7 +30,7 @@ from meshwright.solver.search.memory_limits import kinds_may_fit, layer_caps, ma
 from meshwright.solver.search.priced_space import Priced
 from meshwright.solver.search.proof import least_of_candidates_s, least_step_bound_s
 from meshwright.solver.search.rows import Rows
-from meshwright.solver.search.splits import best_splits
+from meshwright.solver.search.splits import are_offered, best_splits, least_offered_s
 from tests.draws import draws
 from tests.problems.strategies import Shape, columns_of, layout_of, priced_rows, prices_of
 from tests.property.exhaustive import exhaust, simulated_s
@@ -192,6 +192,17 @@ def test_mixed_layers_in_several_chunks_a_rank_are_bounded_by_their_fastest_spli
         found = least_of_candidates_s(rows, solved, 2.0 * fastest)
         assert fastest / ROUNDING <= found <= fastest
         assert least_of_candidates_s(rows, solved, 0.5 * fastest) == 0.5 * fastest
+
+
+@given(priced_rows(mixed=True, any_schedule=True, max_rows=6))
+@settings(max_examples=EXAMPLES, deadline=None)
+def test_offered_splits_bound_a_row_as_the_best_of_them_does_without_a_memory_limit(rows: Rows) -> None:
+    index = np.flatnonzero(are_offered(rows))
+    some = rows.take(index)
+    boundless = replace(some, budget_bytes=np.inf)
+    for row, bound_s in enumerate(least_offered_s(some).tolist()):
+        assert (bound_s <= exhaust(some, row).simulated_s * ROUNDING).all()
+        assert np.isclose(bound_s, exhaust(boundless, row).bound_s.min(initial=np.inf), rtol=1e-9)
 
 
 # The zero-bubble family, whose backward passes are split, against the simulation of its passes.
