@@ -476,8 +476,9 @@ def _pace_of(group: NodeGroup) -> tuple[float, float, str]:
 def default_profile(cluster: ClusterSpec, launcher_or_framework: str) -> Profile:
     """Return the uncalibrated profile of a cluster under a launcher or framework.
 
-    In a mixed cluster it is that of a mesh over all nodes: the slowest GPU and the slowest network decide
-    the pace, the smallest memory the limit. ``by_group`` prices each node group by itself.
+    In a mixed cluster it is that of a mesh over all nodes: the GPU that is slowest at an operator decides
+    its time, the slowest network that of messages, the smallest memory the limit. ``by_group`` prices each
+    node group by itself.
 
     Raises:
         UnknownNameError: neither a launcher nor a framework.

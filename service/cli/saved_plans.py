@@ -162,7 +162,7 @@ def keep_verdict(plan_id: str, verdict: str) -> list[str]:
     return [f"the verdict can't be saved ({one})" for one in fault]
 
 
-def _keep(place: Callable[[], Path], document: Mapping[str, Any], most: int) -> list[str | None]:
+def _keep(place: Callable[[], Path], document: Mapping[str, Any], most: int) -> list[str]:
     """Write a file, and remove the oldest ones next to it beyond ``most``.
 
     Returns the system's reason where the state folder can't be found or written: that spoils no command.
@@ -174,7 +174,7 @@ def _keep(place: Callable[[], Path], document: Mapping[str, Any], most: int) -> 
         for old in _newest_first(path.parent)[most:]:
             old.unlink(missing_ok=True)
     except OSError as fault:
-        return [fault.strerror]
+        return [fault.strerror or str(fault)]
     return []
 
 

@@ -99,7 +99,7 @@ def on_slowest(
 
     @wraps(term)
     def found(ctx: Context, /, *args: Args.args, **kwargs: Args.kwargs) -> Found:
-        if not ctx.beside:
+        if not ctx.devices:
             return term(ctx, *args, **kwargs)
         return reduce(_slower, (term(one, *args, **kwargs) for one in ctx.of_devices))
 
@@ -326,17 +326,16 @@ class Context:
     weight_group: Group  # those that share each dense matrix
     expert_weight_group: Group  # those that share each expert
     ways: Ways | None  # the switches that each row is under; None: the same for all
-    beside: tuple[Device, ...]  # further types of GPUs in the mesh of every stage
+    devices: tuple[Device, ...]  # types of GPUs in the mesh of every stage; (): one alone
 
     @cached_property
     def of_devices(self) -> tuple[Context, ...]:
         """Return a context for each type of GPU in the mesh."""
-        own = Device(gpu=self.gpu, operators=self.operators, hbm_bytes_per_s=self.hbm_bytes_per_s)
         return tuple(
             replace(
-                self, beside=(), gpu=one.gpu, operators=one.operators, hbm_bytes_per_s=one.hbm_bytes_per_s
+                self, devices=(), gpu=one.gpu, operators=one.operators, hbm_bytes_per_s=one.hbm_bytes_per_s
             )
-            for one in (own, *self.beside)
+            for one in self.devices
         )
 
     def of(self, shape: LayerShape) -> Context:
@@ -1100,7 +1099,7 @@ def context_of(problem: Problem, columns: Columns, profile: Profile, ways: Ways 
     in_32_bits, gpu = workload.precision == "fp32", profile.group.gpu
     precision = "bf16" if in_32_bits else linear_precision(problem, facts, gpu)
     low_precision = precision in ("fp8", "fp4")
-    beside = _devices_beside(problem, profile, facts)
+    devices = _devices_of(problem, profile, facts)
     gpu = _clocked(gpu, facts)
     remainder_bytes = 2.0 if _has_remainders(problem, facts, low_precision=low_precision) else 0.0
 
@@ -1171,7 +1170,7 @@ def context_of(problem: Problem, columns: Columns, profile: Profile, ways: Ways 
         weight_group=group(g, t, data),
         expert_weight_group=group(ge, e * et, data),
         ways=ways,
-        beside=beside,
+        devices=devices,
     )  # fmt: skip
 
 
@@ -1181,25 +1180,23 @@ def _clocked(gpu: GpuSpec, facts: FrameworkFacts) -> GpuSpec:
     return replace(gpu, peak_flops={name: peak * clock for name, peak in gpu.peak_flops.items()})
 
 
-def _devices_beside(problem: Problem, profile: Profile, facts: FrameworkFacts) -> tuple[Device, ...]:
-    """Return the types of GPUs in a mesh beside the one that decides; () where all are alike.
+def _devices_of(problem: Problem, profile: Profile, facts: FrameworkFacts) -> tuple[Device, ...]:
+    """Return the types of GPUs in a mesh; () where all are alike.
 
     Raises:
         InvalidProblemError: one of them lacks the precision that the recipe asks for.
     """
     found = list[Device]()
     for one in profile.by_group:
-        if one.group.gpu.slug == profile.group.gpu.slug:
-            continue
+        gpu = one.group.gpu
         if problem.workload.precision != "fp32":
-            linear_precision(problem, facts, one.group.gpu)
-        found.append(
-            Device(
-                gpu=_clocked(one.group.gpu, facts),
-                operators=one.gpu_operators,
-                hbm_bytes_per_s=one.group.gpu.hbm_bytes_per_s * profile.constants.hbm,
-            )
+            linear_precision(problem, facts, gpu)
+        device = Device(
+            gpu=_clocked(gpu, facts),
+            operators=one.gpu_operators,
+            hbm_bytes_per_s=gpu.hbm_bytes_per_s * profile.constants.hbm,
         )
+        found += [device] if device not in found else []
     return tuple(found)
 
 

@@ -57,7 +57,9 @@ from meshwright.solver.problem import (
     Problem,
     SearchOptions,
     Workload,
+    are_named,
     batch_sizes,
+    gpu_counts,
     may_use_fewer,
     on_gpus,
     under_last_setting,
@@ -120,7 +122,10 @@ def asked_less(problem: Problem, profile: Profile, shortfall: Shortfall | None) 
 
 
 def _more_power(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
-    """Raise the power budget to what the fewest GPUs draw that have room, and more if need be."""
+    """Raise the power budget to what few GPUs draw that have room, and to more of them if need be.
+
+    Numbers of GPUs are those that a request names, or rounded up to four binary digits.
+    """
     most_kw, group = problem.options.max_power_kw, problem.cluster.groups[0]
     if most_kw is None or not problem.cluster.is_homogeneous:
         return
@@ -135,7 +140,8 @@ def _more_power(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
         return have_room(under(gpus), profile)
 
     now = int(most_kw / each_kw)
-    counts = sorted({min(_round(gpus, 0), usable) for gpus in range(now + 1, usable + 1)})
+    rounded = {min(_round(gpus, 0), usable) for gpus in range(now + 1, usable + 1)}
+    counts = sorted(gpus for gpus in (gpu_counts(problem) if are_named(problem) else rounded) if gpus > now)
     for gpus in counts[bisect_left(counts, True, key=fits) :]:
         changed = under(gpus)
         kw = changed.options.max_power_kw

@@ -184,18 +184,27 @@ def test_the_check_adds_up_the_watts_of_a_plan_and_the_search_keeps_to_them() ->
     assert all(one.config.num_gpus * 0.82 * 700 <= 9183 for one in kept)
 
 
-def test_a_budget_too_small_for_any_plan_names_the_budget_that_is_enough() -> None:
+@pytest.mark.parametrize(
+    ("nodes", "named"),
+    [(1, {}), (1, {"num_gpus": (8,)}), (4, {"num_gpus": (32,)}), (4, {"num_nodes": (4,)})],
+)
+def test_a_budget_too_small_for_any_plan_names_the_budget_that_is_enough(
+    nodes: int, named: dict[str, tuple[int, ...]]
+) -> None:
     model = a_model(num_layers=32, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32)
-    cluster = a_cluster(num_nodes=1, gpu=a_gpu(power_watts=700.0))
+    cluster = a_cluster(num_nodes=nodes, gpu=a_gpu(power_watts=700.0))
     pin = {"pipeline_parallel_size": 1, "context_parallel_size": 1, "micro_batch_size": 1}
-    problem = a_problem(model=model, cluster=cluster, batch=16, certify="none", max_power_kw=0.6, pin=pin)
+    problem = a_problem(model=model, cluster=cluster, batch=32, certify="none", max_power_kw=0.6, pin=pin)
+    problem = replace(problem, options=replace(problem.options, **named))  # type: ignore[arg-type]
     found = answered(problem).infeasible
     assert found is not None
     assert any("max_power_kw = 0.6" in conflict for conflict in found.conflicts)
     (least,) = (one for one in found.remedies if one.kind == "power")
     least_kw, each_kw = float(least.change.split()[2]), 0.82 * 0.7
     assert least.num_gpus * each_kw <= least_kw < least.num_gpus * each_kw + 0.1
-    for gpus in range(1, least.num_gpus):  # fewer GPUs are not enough
+    enough = replace(problem, options=replace(problem.options, max_power_kw=least_kw))
+    assert answered(enough).plans
+    for gpus in range(1, min(least.num_gpus, 8)):  # fewer GPUs are not enough
         less = replace(problem, options=replace(problem.options, max_power_kw=gpus * each_kw + 0.01))
         assert not search(less, profile_of(less)).plans
 
